@@ -74,8 +74,8 @@ class Suited:
 class _Unplaceable(PreparationRefused):
     """The cut that was asked for is on no device."""
 
-    def __init__(self, reason: str, suited: Suited) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str, need_bytes: int | None, suited: Suited) -> None:
+        super().__init__(reason, need_bytes)
         self.suited = suited
 
 
@@ -410,7 +410,8 @@ def _placeable(order: CutOrder, suited: Suited) -> Suited:
     suited = replace(suited, best=(best := _best(order, suited)))
     found = _plan(best[0], order.devices, order)
     if isinstance(found, Infeasible):
-        raise _Unplaceable(found.message(order.name, "raise the budget"), suited)
+        text = found.message(order.name, "raise the budget")
+        raise _Unplaceable(text, found.need_bytes or None, suited)
     return suited
 
 

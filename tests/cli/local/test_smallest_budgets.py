@@ -13,7 +13,7 @@ from shoal_cli.local.preparation import cut_into_store, partition_path
 from shoal_planner.budgets import with_other_budgets
 from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
-from shoal_planner.outcome import Plan
+from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import document_from_json
@@ -40,6 +40,13 @@ WIDE_ITEM = Made(
     weights={"b": weight(4, 4, 3, 3)},
     shapes={"x": (1, 4, 1024, 1024)},
 )
+OPEN = Made(
+    text="""g (float[rows,1024] x) => (float[rows,1024] y) {
+        a = MatMul(x, V) b = Relu(a) c = Add(b, x)
+        d = MatMul(c, W) e = Relu(d) y = Add(e, c) }""",
+    weights={"V": weight(1024, 1024), "W": weight(1024, 1024, seed=1)},
+)
+"""Small parts of its layers need more in one fragment than larger ones: each is a node more."""
 
 
 @pytest.mark.parametrize("made", [TABLE, LATE, WIDE_ITEM], ids=["table", "late", "wide item"])
@@ -58,3 +65,30 @@ def test_the_smallest_budget_of_a_plan_is_enough_to_cut_the_model_for(
     cut_into_store(order, tmp_path, lambda done, total: None)
     document = document_from_json(partition_path(tmp_path, "deep").read_bytes())
     assert isinstance(plan(document, smallest, Objective.THROUGHPUT), Plan)
+
+
+def test_what_a_refused_fragment_needs_is_the_least_of_its_forms(tmp_path: Path) -> None:
+    path = OPEN.save(tmp_path)
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "a.npy", np.zeros((16, 1024), np.float32))
+
+    def on_device(budget_bytes: int) -> Plan | Infeasible:
+        devices = (PoolDevice(name="d", budget_bytes=Bytes(budget_bytes)),)
+        order = CutOrder(
+            name="deep",
+            model="deep",
+            path=path,
+            devices=devices,
+            fragments=1,
+            sample=tmp_path / "in",
+        )
+        cut_into_store(order, tmp_path, lambda done, total: None)
+        document = document_from_json(partition_path(tmp_path, "deep").read_bytes())
+        return plan(document, devices, Objective.THROUGHPUT)
+
+    refused = on_device(2 * MIB)
+    assert isinstance(refused, Infeasible)
+    assert refused.need_bytes is not None
+    assert isinstance(on_device(refused.need_bytes), Plan), "it is enough"
+    less = refused.need_bytes - MIB // 16
+    assert isinstance(on_device(less), Infeasible), "and not more than would do"

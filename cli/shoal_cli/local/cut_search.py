@@ -312,15 +312,19 @@ def _not_left_out(order: CutOrder, envelopes: tuple[Shapes, ...]) -> tuple[Shape
 
 
 def _suited(order: CutOrder, model: "Source") -> Suited:
-    """A cut where inputs leave nothing open."""
+    """A cut where inputs leave nothing open; one that is on no device where none is: the plan says
+    why."""
 
     def profiled(sliced: "Source") -> Profile:
         return sliced.profile(order.shapes)
 
     def suit(sliced: "Source", own: Profile) -> Suited:
-        return _suit(order, sliced, own, order.shapes)
+        return _placeable(order, _suit(order, sliced, own, order.shapes))
 
-    return _in_parts(order, model, order.shapes, profiled, suit)
+    try:
+        return _in_parts(order, model, order.shapes, profiled, suit)
+    except _Unplaceable as refusal:
+        return refusal.suited
 
 
 def _suited_to(order: CutOrder, model: "Source", inputs: InputSet, envelope: Shapes) -> Suited:

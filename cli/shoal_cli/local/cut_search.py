@@ -74,8 +74,8 @@ class Suited:
 class _Unplaceable(PreparationRefused):
     """The cut that was asked for is on no device."""
 
-    def __init__(self, reason: str, suited: Suited) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str, need_bytes: int | None, suited: Suited) -> None:
+        super().__init__(reason, need_bytes)
         self.suited = suited
 
 
@@ -312,15 +312,19 @@ def _not_left_out(order: CutOrder, envelopes: tuple[Shapes, ...]) -> tuple[Shape
 
 
 def _suited(order: CutOrder, model: "Source") -> Suited:
-    """A cut where inputs leave nothing open."""
+    """A cut where inputs leave nothing open; one that is on no device where none is: the plan says
+    why."""
 
     def profiled(sliced: "Source") -> Profile:
         return sliced.profile(order.shapes)
 
     def suit(sliced: "Source", own: Profile) -> Suited:
-        return _suit(order, sliced, own, order.shapes)
+        return _placeable(order, _suit(order, sliced, own, order.shapes))
 
-    return _in_parts(order, model, order.shapes, profiled, suit)
+    try:
+        return _in_parts(order, model, order.shapes, profiled, suit)
+    except _Unplaceable as refusal:
+        return refusal.suited
 
 
 def _suited_to(order: CutOrder, model: "Source", inputs: InputSet, envelope: Shapes) -> Suited:
@@ -410,7 +414,8 @@ def _placeable(order: CutOrder, suited: Suited) -> Suited:
     suited = replace(suited, best=(best := _best(order, suited)))
     found = _plan(best[0], order.devices, order)
     if isinstance(found, Infeasible):
-        raise _Unplaceable(found.message(order.name, "raise the budget"), suited)
+        text = found.message(order.name, "raise the budget")
+        raise _Unplaceable(text, found.need_bytes or None, suited)
     return suited
 
 

@@ -45,6 +45,7 @@ from shoal_cli.standalone.sent_jobs import (
     drop_failures,
     folder_there,
     name_there,
+    other_work_note,
 )
 from shoal_cli.standalone.watching import watching
 from shoal_cli.transfer.coordinators import upload_fragments
@@ -167,6 +168,8 @@ class _Run:
         digests = [each.digest for each in sent.job.prepared.document.fragments]
         show = _Shown(self.observer, f"sending {sent.order.name}")
         async with self.coordinator.calling() as client:
+            if text := other_work_note(sent, [each.name for each in await client.jobs()]):
+                self._note(text)
             upload = partial(
                 upload_fragments, self.workspace.store, digests, client, self.coordinator.target
             )

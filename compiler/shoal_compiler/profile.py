@@ -83,8 +83,8 @@ class Source:
     @cached_property
     def digests(self) -> tuple[Digest, Digest]:
         """The ONNX file's digest, and the model's (`Profile.digest`)."""
-        own, *_ = digests = list(self.files.values())
-        return own, digest_of_model(own, dict(zip(self.model.external, digests[1:], strict=True)))
+        own, external = self.files[self.model.path], self.model.external
+        return own, digest_of_model(own, {name: self.files[external[name]] for name in external})
 
     @property
     def files(self) -> Mapping[Path, Digest]:
@@ -143,4 +143,4 @@ def digest_at(path: Path) -> Digest:
 
 
 def _digests(model: CheckedModel) -> Mapping[Path, Digest]:
-    return {path: digest_at(path) for path in (model.path, *model.external.values())}
+    return {path: digest_at(path) for path in model.files}

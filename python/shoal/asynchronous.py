@@ -175,7 +175,7 @@ def async_pool(
 
     Raises `ValueError` for arguments that make no sense; `async with` raises `PoolFailed`.
     """
-    folder = None if work is None else Path(work)
+    folder = None if work is None else Path(work).absolute()  # the program may go elsewhere
     if coordinator is None:
         return AsyncPool(partial(running, settings(devices, budget, enforce, folder)))
     if (devices, budget, enforce) != (None, DEFAULT_BUDGET, "auto"):

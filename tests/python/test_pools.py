@@ -167,6 +167,18 @@ def test_a_pool_that_makes_no_sense_is_refused(wrong: dict[str, object], message
         shoal.pool(**wrong)  # type: ignore[arg-type]
 
 
+def test_a_program_may_change_its_folder_while_it_has_a_pool(
+    folder: Path, whole: onnxruntime.InferenceSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder)
+    with shoal.pool(devices=1, budget="8Mi", work="here") as pool:
+        monkeypatch.chdir(folder / "elsewhere")
+        model = pool.load("../model.onnx", shapes=SHAPES)
+        check(whole, batch(0), model.run({"x": batch(0)}))
+    assert not list((folder / "elsewhere").iterdir())
+
+
 def test_numbers_of_numpy_are_numbers_of_devices_and_bytes() -> None:
     eight = np.int64(8 << 20)
     assert settings(np.int64(2), eight, "none", None).budgets == (8 << 20, 8 << 20)  # type: ignore[arg-type]

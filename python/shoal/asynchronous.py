@@ -15,7 +15,7 @@ from shoal.items import Items, own_arrays
 from shoal.loading import load, sizes_by_name, whole_number
 from shoal.processes import running, settings
 from shoal.remote import running_there
-from shoal.running import Running
+from shoal.running import OfOneProcess, Running
 from shoal_protocol.choices import LARGEST_BATCH
 from shoal_protocol.tensors import Array
 
@@ -27,7 +27,7 @@ Arrays = dict[str, Array]
 OnError = Literal["raise", "return"]
 
 
-class AsyncModel:
+class AsyncModel(OfOneProcess):
     """A model on a pool, until the pool is closed. Calls may run at the same time."""
 
     def __init__(self, items: Items) -> None:
@@ -80,7 +80,7 @@ class AsyncModel:
             raise
 
 
-class AsyncPool:
+class AsyncPool(OfOneProcess):
     """A pool, from `async with` to its end: see `async_pool`."""
 
     def __init__(self, start: Callable[[], AbstractAsyncContextManager[Running]]) -> None:

@@ -87,11 +87,13 @@ class AsyncPool(OfOneProcess):
         self._start = start
         self._stack = contextlib.AsyncExitStack()
         self._run: Running | None = None
+        self._begun = False
         self._models: list[Items] = []
         self._cutting = asyncio.Lock()
         self._failure: PoolFailed | None = None
 
     async def __aenter__(self) -> Self:
+        self._begun = True
         async with contextlib.AsyncExitStack() as stack:
             self._run = await stack.enter_async_context(self._start())
             watching = asyncio.create_task(self._watch(self._run))
@@ -139,6 +141,8 @@ class AsyncPool(OfOneProcess):
     def _open_run(self) -> Running:
         if self._failure is not None:
             raise self._failure
+        if not self._begun:
+            raise PoolFailed("the pool has not begun: it runs from `async with` to its end")
         if self._run is None:
             raise PoolClosed
         return self._run

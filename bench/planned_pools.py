@@ -86,7 +86,8 @@ def cuts(devices: int, objective: Objective, pools: int) -> Iterator[Measurement
 
 
 def moved(pools: int) -> Measurement:
-    """Bytes of weights, over all pools."""
+    """Bytes of weights, over all pools. Judged over several: what a single device held may be next
+    to nothing."""
     got = lost = 0
     for seed in range(pools):
         chance = random.Random(seed)  # noqa: S311 - a fixed seed
@@ -104,7 +105,7 @@ def moved(pools: int) -> Measurement:
         unit="B",
         peer=float(lost),
         ratio=got / lost,
-        goal=RATIO <= 3.0,
+        goal=RATIO <= 3.0 if pools > 1 else None,
     )
 
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from shoal_protocol.channels import Credentials
-from shoal_protocol.pki.authority import Authority, Use
+from shoal_protocol.pki.authority import CERTIFICATE_LIFETIME, Authority, Use
 
 HOSTS = ("localhost", "127.0.0.1")
 
@@ -30,8 +30,9 @@ class Pki:
         self.ca = folder / "ca.pem"
         self.ca.write_bytes(self.authority.certificate)
 
-    def issue(self, name: str) -> Credentials:
-        issued = self.authority.issue(name, datetime.now(UTC), hosts=HOSTS, use=Use.BOTH)
+    def issue(self, name: str, lifetime: timedelta = CERTIFICATE_LIFETIME) -> Credentials:
+        now = datetime.now(UTC)
+        issued = self.authority.issue(name, now, hosts=HOSTS, use=Use.BOTH, lifetime=lifetime)
         return self._put(name, issued.certificate, issued.key)
 
     def issue_for(self, *names: str) -> Credentials:

@@ -52,6 +52,7 @@ keep_freed_memory()
 
 ON_THE_SHARED_PLANE = {
     "tests/api/test_kinds_on_cluster.py",
+    "tests/api/test_pod_fields_on_cluster.py",
     "tests/api/test_unplain_on_cluster.py",
     "tests/cluster/test_control_plane.py",
     "tests/examples/test_examples_on_a_cluster.py",

@@ -111,14 +111,20 @@ def problems(schema: dict[str, Any], document: object) -> list[str]:
 
 
 def pruned(schema: Any, value: object) -> object:
-    """Without the fields that are null, which an API server takes as if they were not there."""
+    """Without the fields that are null, which an API server takes as if they were not there, and
+    with the defaults of those that are not there."""
     match value:
         case dict():
             names, others = schema.get("properties", {}), schema.get("additionalProperties", {})
-            return {
-                name: pruned(names.get(name, others), each)
+            defaults = {name: each["default"] for name, each in names.items() if "default" in each}
+            given = {
+                name: each
                 for name, each in value.items()
                 if each is not None or (name not in names and not others)
+            }
+            return {
+                name: pruned(names.get(name, others), each)
+                for name, each in (defaults | given).items()
             }
         case list():
             return [pruned(schema.get("items", {}), each) for each in value]

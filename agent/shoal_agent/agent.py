@@ -385,13 +385,13 @@ class Agent:
         return self._identity.obtained
 
     async def _renew(self) -> None:
-        """Renew the identity in time. Sessions continue; later connections show the new one, so
-        streams to peers are opened anew."""
+        """Renew the identity in time, and with it streams to peers, and a session that it ends."""
         if self._identity is None:
             return
         async for _ in self._identity.renewals():
-            log.info("the certificate was renewed")
             self.links.renew()
+            if self._identity.ends_sessions and self._session is not None:
+                await self._session.drain("its certificate was renewed")
 
     async def _settle(self, channel: grpc.aio.Channel) -> None:
         """Take the floor, once, when there is a connection: that is part of being idle."""

@@ -17,6 +17,7 @@ from shoal_agent.runtime.process_memory import tune_allocator
 from shoal_agent.settings import Settings, parse
 from shoal_protocol.channels import AddressRefused
 from shoal_protocol.parents import end_with_parent, told_parent
+from shoal_protocol.visible import visible
 
 _OPEN_FILES: Final = 1 << 16
 """Each activation on the disk is a mapped file that is open; the kernel maps as many."""
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with owned(settings.cache):
             asyncio.run(_run(settings))
     except (AddressRefused, CacheInUse, OSError) as error:
-        print(f"shoal agent: {error}", file=sys.stderr)
+        print(visible(f"shoal agent: {error}"), file=sys.stderr)
         return 2 if _is_of_options(error) else 1
     return 0
 

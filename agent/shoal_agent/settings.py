@@ -36,6 +36,8 @@ from shoal_protocol.state_folders import state_folder
 from shoal_protocol.units import Bytes, format_bytes, parse_bytes, parse_quantity
 
 _CACHE: Final = Path("/var/cache/shoal")
+_LEAST_LIMIT_BYTES: Final = 48 << 20
+"""Of memory, below which no agent becomes ready: with 44 MiB it is ended while it begins."""
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 
 _DESCRIPTION: Final = """\
@@ -121,7 +123,10 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
         if getattr(values, option) is None:
             parser.error(f"the following arguments are required: --{option} (or a join line)")
     _warn_beyond_memory(parser.prog, values.budget)
+    if not values.exit_with_parent:  # else the limit comes later
+        _refuse_tiny_limit(parser, values.budget, Machine().memory_limit_bytes())
     values.cache = values.cache or _CACHE
+    _refuse_unusable_cache(parser, values.cache)
     values.log_level = values.log_level or "warning"
     if values.advertise is not None and values.listen is None:
         parser.error("--advertise needs --listen")
@@ -137,6 +142,23 @@ def _warn_beyond_memory(program: str, budget: Bytes) -> None:
     if budget > (have := Machine().memory_bytes):
         text = f"{format_bytes(budget)} is more than this machine's memory, {format_bytes(have)}"
         print(f"{program}: warning: a budget of {text}; less will be there", file=sys.stderr)
+
+
+def _refuse_tiny_limit(parser: argparse.ArgumentParser, budget: Bytes, limit: int | None) -> None:
+    """The kernel would end the agent before it has measured its floor, and says nothing."""
+    if limit is not None and limit < _LEAST_LIMIT_BYTES:
+        parser.error(
+            f"the idle agent takes some 60 MiB, and the budget is {format_bytes(budget)} above "
+            f"that; the limit of this control group is {format_bytes(Bytes(limit))}: raise it"
+        )
+
+
+def _refuse_unusable_cache(parser: argparse.ArgumentParser, cache: Path) -> None:
+    """ONNX Runtime opens files in there, by names that are UTF-8: every load would fail."""
+    try:
+        str(cache).encode()
+    except UnicodeEncodeError:
+        parser.error(f"--cache {str(cache)!r}: the path of the cache must be UTF-8")
 
 
 def _read_budget(parser: argparse.ArgumentParser, values: argparse.Namespace) -> None:

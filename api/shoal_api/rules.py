@@ -3,8 +3,9 @@
 Rules about change are asked by the API server only, because only it sees what was before.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,8 @@ class Rule:
     do about it, for both. `field` is the one field that it is about; None: it is about the record.
 
     Of the fields in `exclusive` at most one may be given, and where `required` exactly one.
-    `immutable`: the field cannot be changed.
+    `immutable`: the field cannot be changed. `check` says of the record, read and with its
+    defaults, what `cel` says of the document; None: there is nothing more to it.
     """
 
     cel: str
@@ -22,11 +24,16 @@ class Rule:
     exclusive: tuple[str, ...] = ()
     required: bool = False
     immutable: bool = False
+    check: Callable[[Any], bool] | None = None
 
     def holds(self, document: Collection[object]) -> bool:
         """Whether the document itself follows the rule, before defaults."""
         given = sum(name in document for name in self.exclusive)
         return given == 1 or (given == 0 and not self.required)
+
+    def allows(self, record: object) -> bool:
+        """Whether the record that was read, with its defaults, follows the rule."""
+        return self.check is None or self.check(record)
 
 
 def exactly_one(*names: str) -> Rule:

@@ -169,7 +169,17 @@ class Object(Shape[R]):
         errors.extend(
             FieldError(at, rule.message) for rule in _RULES[self.of] if not rule.holds(written)
         )
-        return self.of(**arguments) if len(errors) == before else INVALID
+        return self._made(arguments, at, errors) if len(errors) == before else INVALID
+
+    def _made(self, arguments: Mapping[str, object], at: Path, errors: Errors) -> R | Invalid:
+        """The record, unless what its fields say together is against a rule."""
+        made = self.of(**arguments)
+        broken = [rule for rule in _RULES[self.of] if not rule.allows(made)]
+        errors.extend(
+            FieldError(at if rule.field is None else (*at, rule.field), rule.message)
+            for rule in broken
+        )
+        return INVALID if broken else made
 
     def schema(self) -> Schema:
         return record_schema(self.of)

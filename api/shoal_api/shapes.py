@@ -354,10 +354,13 @@ class Items(Shape[tuple[T, ...]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table(Shape[Mapping[str, str]]):
-    """Names with values, as in labels. `max_items` None: as many as Kubernetes takes."""
+    """Names with values, as in labels. `names`: what a name may be; None: any. `max_items` None: as
+    many as Kubernetes takes.
+    """
 
     values: Text
     max_items: int | None
+    names: Text | None = None
 
     def read(self, value: object, at: Path, errors: Errors) -> Mapping[str, str] | Invalid:
         if not isinstance(value, dict):
@@ -368,18 +371,28 @@ class Table(Shape[Mapping[str, str]]):
             return _refuse(errors, at, many)
         before, table = len(errors), {}
         for name, entry in value.items():
+            if self.names is not None:
+                self.names.read(str(name), at, errors)
             table[str(name)] = self.values.read(entry, (*at, str(name)), errors)
         if len(errors) > before:
             return INVALID
         return MappingProxyType({k: v for k, v in table.items() if not isinstance(v, Invalid)})
 
     def schema(self) -> Schema:
-        values: Schema = {"type": "object", "additionalProperties": self.values.schema()}
-        return values if self.max_items is None else {**values, "maxProperties": self.max_items}
+        schema: Schema = {"type": "object", "additionalProperties": self.values.schema()}
+        if self.max_items is not None:
+            schema["maxProperties"] = self.max_items
+        if self.names is not None and self.names.pattern is not None:
+            one = f"size(name) <= {self.names.max_length} && "
+            rule = f"self.all(name, {one}{_matches('name', self.names.pattern)})"
+            message = f"each name must be {self.names.meant}"
+            schema["x-kubernetes-validations"] = [{"rule": rule, "message": message}]
+        return schema
 
     def words(self) -> str:
         many = "" if self.max_items is None else f"at most {self.max_items} "
-        return f"mapping of {many}names to text"
+        names = "" if self.names is None else f", each {self.names.meant}"
+        return f"mapping of {many}names to text{names}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,8 +87,9 @@ def _opened(graph: Graph, place: int) -> Graph:
     """The graph with one If open."""
     node = deepcopy(graph.nodes[place])
     taken = graph.weights.keys() | graph.sparse.keys() | {each.name for each in graph.inputs}
+    # A branch may call what it gives as the If does, which is a tensor of its own here.
+    taken.update(name for each in graph.nodes for name in each.output)
     for each in (*graph.nodes[:place], *graph.nodes[place + 1 :]):
-        taken.update(each.output)
         taken.update(name for inner in subgraphs(each) for name in _all_defined(inner))
     for body, _ in bodies(node):
         for inner in body.node:

@@ -13,6 +13,7 @@ from shoal_compiler.parting import KnownShapes
 from shoal_compiler.picks import pick_weights
 from shoal_compiler.profiler import Profiler, declared_input
 from shoal_compiler.safety import CheckedModel, open_model
+from shoal_compiler.scopes import set_apart
 from shoal_compiler.shapes import Shapes, infer
 from shoal_compiler.single_precision import outputs_apart
 from shoal_compiler.slicing import SLICE_BYTES, slice_layers
@@ -45,7 +46,8 @@ class Source:
     def open(cls, path: Path) -> "Source":
         """Read and check a model. Raises `ModelRefused`."""
         model = open_model(Path(path))
-        whole = outputs_apart(gather_first(pick_weights(open_branches(normalise(model)))))
+        graph = open_branches(set_apart(normalise(model)))
+        whole = outputs_apart(gather_first(pick_weights(graph)))
         shapes = cache(partial(_shapes, whole, {}, None))
         return cls(model, whole, cache(partial(_digests, model)), shapes)
 
@@ -83,8 +85,8 @@ class Source:
     @cached_property
     def digests(self) -> tuple[Digest, Digest]:
         """The ONNX file's digest, and the model's (`Profile.digest`)."""
-        own, *_ = digests = list(self.files.values())
-        return own, digest_of_model(own, dict(zip(self.model.external, digests[1:], strict=True)))
+        own, external = self.files[self.model.path], self.model.external
+        return own, digest_of_model(own, {name: self.files[external[name]] for name in external})
 
     @property
     def files(self) -> Mapping[Path, Digest]:
@@ -143,4 +145,4 @@ def digest_at(path: Path) -> Digest:
 
 
 def _digests(model: CheckedModel) -> Mapping[Path, Digest]:
-    return {path: digest_at(path) for path in (model.path, *model.external.values())}
+    return {path: digest_at(path) for path in model.files}

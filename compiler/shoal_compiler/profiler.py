@@ -104,7 +104,7 @@ class Profiler:
         made = Profile(
             digest=digest,
             graph_digest=graph_digest,
-            size_bytes=sum(each.stat().st_size for each in (model.path, *model.external.values())),
+            size_bytes=sum(each.stat().st_size for each in model.files),
             opset=self.graph.opsets.get("", self.graph.opsets.get("ai.onnx", 0)),
             parameters=parameters,
             inputs=tuple(self._declared(each) for each in self.graph.inputs),

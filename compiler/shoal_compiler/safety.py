@@ -87,12 +87,18 @@ class Range:
 class CheckedModel:
     """A model that passed: its skeleton, and the files that hold its large tensors.
 
-    `external` are the files of external data by location, besides the ONNX file itself.
+    `external` are the files of external data by location, besides the ONNX file itself; one file
+    may have several.
     """
 
     path: Path
     proto: onnx.ModelProto
     external: dict[str, Path]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All of them, each once; the ONNX file is the first."""
+        return tuple(dict.fromkeys((self.path, *self.external.values())))
 
     def contents(self, tensor: onnx.TensorProto) -> Range | None:
         """Where the bytes of a tensor are; None: in the tensor itself."""

@@ -22,6 +22,7 @@ from shoal_protocol.arguments import (
     set_up_logs,
 )
 from shoal_protocol.channels import AddressRefused
+from shoal_protocol.visible import visible
 
 _DESCRIPTION: Final = """\
 Runs a coordinator: sessions with agents, dispatch, recovery, results. SIGTERM ends it; running jobs
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run_coordinator(settings)
     except (AddressRefused, TracesUnavailable, OSError) as error:
-        print(f"shoal coordinator: {error}", file=sys.stderr)
+        print(visible(f"shoal coordinator: {error}"), file=sys.stderr)
         return 2
 
 
@@ -62,6 +63,7 @@ def _settings(parser: argparse.ArgumentParser, values: argparse.Namespace) -> Co
         credentials=credentials(parser, values),
         insecure=values.insecure,
         exit_with_parent=values.exit_with_parent,
+        sessions_expire=values.sessions_expire,
     )
     return replace(settings, clients=frozenset(values.client)) if values.client else settings
 
@@ -94,6 +96,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="common name of a certificate that may submit jobs; repeatable "
         "(default: shoal, shoal-operator)",
+    )
+    group.add_argument(
+        "--sessions-expire",
+        action="store_true",
+        help="end a device's session when the certificate expires that it was opened with "
+        "(default: it goes on, and what comes after it needs another one)",
     )
     group = parser.add_argument_group("operation")
     group.add_argument(

@@ -26,6 +26,7 @@ from shoal_protocol.arguments import (
     positive_integer,
     set_up_logs,
 )
+from shoal_protocol.visible import visible
 
 _DESCRIPTION: Final = """\
 Runs the operator: it watches the kinds of shoal.dev, and makes the cluster be as they say. In a pod
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return run_operator(config)
     except (LoginRefused, SettingsRefused, OSError) as error:
-        print(f"shoal operator: {error}", file=sys.stderr)
+        print(visible(f"shoal operator: {error}"), file=sys.stderr)
         return 2
 
 

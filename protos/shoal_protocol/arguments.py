@@ -9,7 +9,7 @@ from typing import Final, NoReturn, TypeVar
 
 from shoal_protocol.channels import MOST_PORT, Credentials
 from shoal_protocol.units import LONGEST_SECONDS, parse_quantity, parse_whole, shortened
-from shoal_protocol.visible import OneLine
+from shoal_protocol.visible import OneLine, visible
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line, without the usage before it."""
-        self.exit(2, f"{self.prog}: {message} (--help says more)\n")
+        self.exit(2, f"{self.prog}: {visible(message)} (--help says more)\n")
 
 
 def checked(convert: Callable[[str], Value]) -> Callable[[str], Value]:

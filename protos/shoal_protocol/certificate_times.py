@@ -1,5 +1,5 @@
-"""When a certificate expires, for metrics: read from the file at every scrape, so that a renewed
-one counts at once.
+"""When a certificate expires: for metrics, read from the file at every scrape, so that a renewed
+one counts at once; and of a caller's, whose session may end with it.
 
 The `cryptography` package could say it too, but it takes 10 MiB of an agent's memory, and the
 coordinator has no other use for it. Only this field is read (RFC 5280, section 4.1); nothing is
@@ -23,9 +23,17 @@ def expiration_seconds(path: Path) -> float | None:
     """When the first certificate of a PEM file expires, in seconds since 1970; None: the file
     cannot be read, or is no certificate."""
     try:
-        found = _FIRST.search(path.read_text())
+        return expiration_of(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def expiration_of(pem: str) -> float | None:
+    """The same of a text."""
+    try:
+        found = _FIRST.search(pem)
         return None if found is None else _not_after(a2b_base64(found[1]))
-    except (OSError, ValueError, LookupError):
+    except (ValueError, LookupError):
         return None
 
 

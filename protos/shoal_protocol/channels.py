@@ -30,10 +30,12 @@ import re
 import resource
 from dataclasses import dataclass
 from pathlib import Path
+from time import time
 from typing import Final, TypeVar
 
 import grpc
 
+from shoal_protocol.certificate_times import expiration_of
 from shoal_protocol.units import parse_whole
 
 MAXIMUM_MESSAGE_BYTES: Final = 4 << 20
@@ -233,6 +235,18 @@ def peer_name(context: grpc.aio.ServicerContext[_Request, _Response]) -> str | N
             return name.decode(errors="replace")
         case _:
             return None
+
+
+def peer_expiration(context: grpc.aio.ServicerContext[_Request, _Response]) -> float | None:
+    """When the caller's certificate expires, in seconds since 1970; None: there is none."""
+    shown = b"".join(context.auth_context().get("x509_pem_cert", ()))
+    return expiration_of(shown.decode(errors="replace"))
+
+
+def has_expired(context: grpc.aio.ServicerContext[_Request, _Response]) -> bool:
+    """Whether the caller's certificate has expired since its connection was made."""
+    ends_at = peer_expiration(context)
+    return ends_at is not None and ends_at <= time()
 
 
 def needs_tls(address: str, credentials: Credentials | None, *, insecure: bool) -> bool:

@@ -37,7 +37,10 @@ _REFUSAL_SECONDS: Final = (0.0, 0.02, 0.1, 0.5, 2.0)
 """How long each try of an upload waits for a refusal before it writes: a refusal that comes while
 something is written may be lost (`STATUS_LOST`)."""
 MOST_LISTED_BYTES: Final = 64 << 20
-"""Of jobs: a thousand have a few. Who asks many coordinators keeps what they answer."""
+"""Of jobs: a thousand have a few; of devices: a thousand have some forty at most. Who asks many
+coordinators keeps what they answer."""
+_MOST_PARTS: Final = 64
+"""Of an answer that comes in parts, whatever they hold."""
 SENT_BYTES: Final = 256 << 10
 """Of one message: a gRPC message is held whole on both sides."""
 
@@ -204,10 +207,20 @@ class CoordinatorClient:
             return statuses
 
     async def devices(self, *, seconds: float | None = None) -> Sequence[pb.DeviceStatus]:
-        """The devices that have or had a session."""
-        request = pb.ListDevicesRequest()
-        answer = await self._ask("ListDevices", self._jobs.ListDevices, request, seconds)
-        return answer.devices
+        """The devices that have or had a session, by name; `seconds` for each part of them."""
+        found, size, after = list[pb.DeviceStatus](), 0, ""
+        for _ in range(_MOST_PARTS):
+            request = pb.ListDevicesRequest(after=after)
+            answer = await self._ask("ListDevices", self._jobs.ListDevices, request, seconds)
+            size += answer.ByteSize()
+            if size > MOST_LISTED_BYTES:
+                break
+            found.extend(answer.devices)
+            if not (answer.more and answer.devices):
+                return found
+            after = answer.devices[-1].name
+        reason = f"it tells of more devices than {MOST_LISTED_BYTES >> 20} MiB hold"
+        raise CallFailed("ListDevices", grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
 
     async def timeline(self) -> pb.Timeline:
         """What the devices did over time."""

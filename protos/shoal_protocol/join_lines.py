@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from shoal_protocol.visible import visible_line
+
 DEFAULT_PORT: Final = 7400
 _HOST: Final = r"\[(?=.*:.*:)[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+"
 """An address of IPv6 has two colons at least; with one, it is a host with its port."""
@@ -67,7 +69,8 @@ def read_join_line(text: str) -> JoinLine:
     try:
         return parse_join_line(Path(text).read_text())
     except OSError as error:
-        raise ValueError(f"{text}: {error.strerror}; a join line begins with shoal://") from error
+        name = visible_line(text)
+        raise ValueError(f"{name}: {error.strerror}; a join line begins with shoal://") from error
 
 
 def parse_join_line(text: str) -> JoinLine:

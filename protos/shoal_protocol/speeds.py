@@ -5,7 +5,6 @@ share a measurement; `processors` says how much of such threads a device has.
 """
 
 from dataclasses import asdict, dataclass, fields
-from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import Message
@@ -16,8 +15,9 @@ from shoal_protocol.v1 import session_pb2 as pb
 if TYPE_CHECKING:  # an agent has no use for it
     from shoal_protocol.v1 import coordinator_pb2 as coordinator
 
+_LEAST: Final = 1e-15
 _LARGEST: Final = 1e15
-"""Of operations or bytes in a second: no device comes near it."""
+"""Of operations or bytes in a second, or of seconds: no device comes near either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +103,12 @@ def fragment_times_of(status: "coordinator.DeviceStatus") -> FragmentTimes:
     return tuple(
         FragmentTime(
             digest=Digest(each.digest),
-            task_seconds=each.seconds if 0 < each.seconds < _LARGEST else None,
+            task_seconds=each.seconds if _is_sane(each.seconds) else None,
             load_seconds=sane(each, "load_seconds"),
             cached=each.cached,
-            within=tuple((at.granted_bytes, at.seconds) for at in each.within),
+            within=tuple(
+                (at.granted_bytes, at.seconds) for at in each.within if _is_sane(at.seconds)
+            ),
         )
         for each in status.times
         if is_digest(each.digest)
@@ -136,4 +138,9 @@ def report_link(telemetry: pb.Telemetry, link: Link) -> None:
 def sane(message: Message, name: str) -> float | None:
     """A positive number from the wire; one that no device can have is not known."""
     value: float = getattr(message, name)
-    return value if message.HasField(name) and isfinite(value) and 0 < value < _LARGEST else None
+    return value if message.HasField(name) and _is_sane(value) else None
+
+
+def _is_sane(value: float) -> bool:
+    """Whether it can have been measured; a NaN cannot."""
+    return _LEAST < value < _LARGEST

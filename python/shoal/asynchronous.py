@@ -15,7 +15,7 @@ from shoal.items import Items, own_arrays
 from shoal.loading import load, sizes_by_name, whole_number
 from shoal.processes import running, settings
 from shoal.remote import running_there
-from shoal.running import Running
+from shoal.running import OfOneProcess, Running
 from shoal_protocol.choices import LARGEST_BATCH
 from shoal_protocol.tensors import Array
 
@@ -27,7 +27,7 @@ Arrays = dict[str, Array]
 OnError = Literal["raise", "return"]
 
 
-class AsyncModel:
+class AsyncModel(OfOneProcess):
     """A model on a pool, until the pool is closed. Calls may run at the same time."""
 
     def __init__(self, items: Items) -> None:
@@ -80,18 +80,20 @@ class AsyncModel:
             raise
 
 
-class AsyncPool:
+class AsyncPool(OfOneProcess):
     """A pool, from `async with` to its end: see `async_pool`."""
 
     def __init__(self, start: Callable[[], AbstractAsyncContextManager[Running]]) -> None:
         self._start = start
         self._stack = contextlib.AsyncExitStack()
         self._run: Running | None = None
+        self._begun = False
         self._models: list[Items] = []
         self._cutting = asyncio.Lock()
         self._failure: PoolFailed | None = None
 
     async def __aenter__(self) -> Self:
+        self._begun = True
         async with contextlib.AsyncExitStack() as stack:
             self._run = await stack.enter_async_context(self._start())
             watching = asyncio.create_task(self._watch(self._run))
@@ -139,6 +141,8 @@ class AsyncPool:
     def _open_run(self) -> Running:
         if self._failure is not None:
             raise self._failure
+        if not self._begun:
+            raise PoolFailed("the pool has not begun: it runs from `async with` to its end")
         if self._run is None:
             raise PoolClosed
         return self._run
@@ -175,7 +179,7 @@ def async_pool(
 
     Raises `ValueError` for arguments that make no sense; `async with` raises `PoolFailed`.
     """
-    folder = None if work is None else Path(work)
+    folder = None if work is None else Path(work).absolute()  # the program may go elsewhere
     if coordinator is None:
         return AsyncPool(partial(running, settings(devices, budget, enforce, folder)))
     if (devices, budget, enforce) != (None, DEFAULT_BUDGET, "auto"):

@@ -7,6 +7,8 @@ ShoalError
 └── ItemFailed        one item; the others run
 """
 
+from typing import Any
+
 
 class ShoalError(Exception):
     """What failed, and what to do. `need` and `have` are bytes of memory, where it is about memory;
@@ -25,6 +27,14 @@ class ShoalError(Exception):
         self.need = need
         self.have = have
         self.device = device
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As what it is, not made anew: `args` are the text, and not what `__init__` takes."""
+        return _unpickled, (type(self), *self.args), self.__dict__
+
+
+def _unpickled(kind: type[ShoalError], *args: object) -> ShoalError:
+    return kind.__new__(kind, *args)
 
 
 class PoolFailed(ShoalError):

@@ -53,7 +53,13 @@ def own_arrays(inputs: Mapping[str, Array]) -> Arrays:
     for name in inputs:
         if not isinstance(name, str):
             raise TypeError(f"{wanted}, not by {type(name).__name__}")
-    return {name: truths(np.array(value)) for name, value in inputs.items()}
+    return {name: _own(value) for name, value in inputs.items()}
+
+
+def _own(value: object) -> Array:
+    array = np.array(value)
+    # NumPy has a type for text of any length, too.
+    return array.astype(object) if array.dtype.kind == "T" else truths(array)
 
 
 class Items:

@@ -22,12 +22,17 @@ _TRIES = 3
 """Of an item, beyond the first: as for a job that says nothing."""
 
 
-def whole_number(name: str, value: object, least: int, most: int | None = None) -> int:
-    """A number of something, also of NumPy's types. Raises `ValueError`."""
+def integer(value: object) -> int | None:
+    """A whole number, also of NumPy's types; None: it is something else."""
     try:
-        number = index(value)  # type: ignore[arg-type]
+        return index(value)  # type: ignore[arg-type]
     except TypeError:
-        number = None
+        return None
+
+
+def whole_number(name: str, value: object, least: int, most: int | None = None) -> int:
+    """A number of something. Raises `ValueError`."""
+    number = integer(value)
     if number is None or number < least or (most is not None and number > most):
         upward = f"from {least} on" if most is None else f"from {least} to {most}"
         raise ValueError(f"{name}={value!r} is no whole number {upward}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal.errors import PoolFailed
+from shoal.loading import integer
 from shoal.running import Running
 from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups, run_name
 from shoal_cli.local.manifests import ManifestErrors
@@ -54,35 +55,38 @@ def settings(
     devices: int | None, budget: str | int | Sequence[str | int], enforce: str, work: Path | None
 ) -> Settings:
     """Check the arguments of `pool`. Raises `ValueError`."""
-    if devices is not None and not isinstance(devices, int):
+    number = integer(devices)
+    if devices is not None and number is None:
         raise ValueError(f"devices={devices!r} is no number of devices")
     if work is not None and work.exists() and not work.is_dir():
         raise ValueError(f"work={str(work)!r} is no folder")
-    texts = [budget] if isinstance(budget, str | int) else budget
+    alone = isinstance(budget, str) or integer(budget) is not None
+    texts = [budget] if alone else budget
     if not isinstance(texts, Sequence):
         raise ValueError(f"budget={budget!r} is no size such as '64Mi', and no list of them")
-    sizes = [_budget_bytes(text) for text in texts]
-    if len(sizes) == 1:
-        sizes *= 3 if devices is None else devices
     if not texts:
         raise ValueError("no budgets; give one for each device, or one for all")
-    count = len(sizes) if devices is None else devices
+    sizes = [_budget_bytes(text) for text in texts]
+    count = (3 if len(sizes) == 1 else len(sizes)) if number is None else number
     if not 1 <= count <= MOST_DEVICES:
         raise ValueError(f"{count} devices; one machine pretends to be 1 to {MOST_DEVICES}")
-    if devices not in (None, len(sizes)):
-        raise ValueError(f"{devices} devices, but {len(texts)} budgets; give one for each, or one")
+    if len(sizes) not in (1, count):
+        raise ValueError(f"{count} devices, but {len(texts)} budgets; give one for each, or one")
+    sizes *= count // len(sizes)
     if enforce not in list(Enforce):
         raise ValueError(f"enforce={enforce!r} is none of {', '.join(Enforce)}")
     return Settings(tuple(sizes), Enforce(enforce), work)
 
 
-def _budget_bytes(text: str | int) -> int:
+def _budget_bytes(budget: object) -> int:
     """Raises `ValueError`."""
-    if not isinstance(text, str | int) or isinstance(text, bool):
-        raise ValueError(f"budget={text!r} is no size such as '64Mi'")
-    size = size_in(str(text))
-    if problem := budget_problem(str(text), size):
-        raise ValueError(f"budget={text!r}: {problem}")
+    number = None if isinstance(budget, bool) else integer(budget)
+    if not isinstance(budget, str) and number is None:
+        raise ValueError(f"budget={budget!r} is no size such as '64Mi'")
+    text = budget if isinstance(budget, str) else str(number)
+    size = size_in(text)
+    if problem := budget_problem(text, size):
+        raise ValueError(f"budget={budget!r}: {problem}")
     return size
 
 

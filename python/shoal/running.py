@@ -1,8 +1,9 @@
-"""What a pool is made of, wherever its devices are."""
+"""What a pool is made of, wherever its devices are, and whose it is."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 
@@ -22,3 +23,13 @@ class Running:
     open_channel: Callable[[], grpc.aio.Channel]
     deliver: Callable[[Sequence[Digest]], Awaitable[None]]
     failed: Callable[[], Awaitable[None]]
+
+
+class OfOneProcess:
+    """What another process can make nothing of."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} can be neither copied nor sent to another process, which has "
+            "to start a pool and load a model itself; threads may share them"
+        )

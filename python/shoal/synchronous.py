@@ -28,12 +28,13 @@ from shoal.asynchronous import (
 )
 from shoal.errors import ItemFailed, PoolFailed
 from shoal.items import own_arrays
+from shoal.running import OfOneProcess
 from shoal_protocol.tensors import Array
 
 Value = TypeVar("Value")
 
 
-class Model:
+class Model(OfOneProcess):
     """A model on a pool, until the pool is closed. Threads may share it."""
 
     def __init__(self, model: AsyncModel) -> None:
@@ -84,7 +85,7 @@ class Model:
                 future.cancel()
 
 
-class Pool:
+class Pool(OfOneProcess):
     """A pool that runs, until `close` or the end of `with`: see `pool`."""
 
     def __init__(self, pool: AsyncPool) -> None:

@@ -75,6 +75,27 @@ async def test_an_agent_that_passes_its_allowance_says_so_and_takes_no_work(
 
 
 @pytest.mark.real
+def test_an_agent_that_has_no_room_to_begin_says_so(group: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "shoal_agent", "--name", "pi-4", "--budget", "16Mi"]
+    command += ["--coordinator", "unix:/nowhere/s", "--cache", str(tmp_path / "cache")]
+    path = os.pathsep.join(str(SOURCES / each) for each in ("agent", "protos"))
+    joins = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command]
+    for size in (32 << 20, 44 << 20):
+        limit(group, size)
+        ended = subprocess.run(
+            joins,
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        assert ended.returncode == 2, "the kernel has not ended it"
+        told = f"the limit of this control group is {size >> 20} MiB: raise it"
+        assert told in ended.stderr
+
+
+@pytest.mark.real
 async def test_a_limit_that_changes_is_followed_by_the_budget(
     coordinator: ScriptedCoordinator, folder: Path, group: Path
 ) -> None:

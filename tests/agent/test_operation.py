@@ -304,3 +304,15 @@ def test_a_budget_beyond_the_machines_memory_is_warned_of(
     assert parse([*here, "900Ti"]).budget == 900 << 40
     text = "shoal agent: warning: a budget of 900 TiB is more than this machine's memory, "
     assert capsys.readouterr().err.startswith(text)
+
+
+def test_a_cache_in_which_nothing_could_be_opened_is_refused_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    here = ("--coordinator", "unix:/s", "--name", "a", "--budget", "8Mi", "--cache")
+    assert parse([*here, "cache/möwe"]).cache == Path("cache/möwe")
+    with pytest.raises(SystemExit) as ended:
+        parse([*here, os.fsdecode(b"cache/m\xf6we")])
+    assert ended.value.code == 2
+    said = r"--cache 'cache/m\udcf6we': the path of the cache must be UTF-8"
+    assert said in capsys.readouterr().err

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.fragment_making import MadeFragment, dense_model, write_fragment
+from agent.fragment_making import MadeFragment, dense_model, tree_model, write_fragment
 from agent.model_families import half_precision
 from agent.test_preparation import AMPLE, MIB, Bench, mapped_bytes
 from shoal_agent.cache.disk import KEPT_SECONDS, FragmentCache
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
+from shoal_agent.runtime.preparation import CrashedAtLoad
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.telemetry import pressure
 from shoal_protocol.digests import Digest
@@ -91,6 +92,27 @@ async def test_a_fragment_is_prepared_when_the_disk_has_room_for_it_again(
     assert said_of_it() == [], "the same was said again"
     bench.cache.limit_bytes = 1 << 30
     assert await bench.prepare(dense) is not None
+
+
+async def test_a_fragment_is_prepared_when_the_disk_takes_its_form_again(
+    tmp_path: Path, dense: MadeFragment
+) -> None:
+    bench = Bench(tmp_path)
+    (dense.folder / "prepared").touch()
+    for _ in range(2):
+        assert await bench.prepare(dense) is None, "no folder can be made there"
+    (dense.folder / "prepared").unlink()
+    assert await bench.prepare(dense) is not None
+
+
+async def test_a_form_that_could_not_be_saved_has_shown_that_it_can_be_opened(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    crashing = write_fragment(tmp_path, tree_model(20_000), 8 * MIB)
+    (crashing.folder / "prepared").touch()
+    with pytest.raises(CrashedAtLoad, match="SIGSEGV"):
+        await bench.prepare(crashing)
 
 
 async def test_one_large_weight_of_half_precision_is_prepared(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import grpc
@@ -84,6 +85,18 @@ async def test_only_devices_and_coordinators_exchange_data_with_an_agent(secured
     for name in ("jetson", "shelf-coordinator"):
         async with secured.channel(name) as channel:
             assert await read(secured.fetch(channel)) > 4 << 20
+
+
+async def test_a_connection_that_has_outlived_its_certificate_serves_no_peer(
+    secured: Secured,
+) -> None:
+    lifetime = timedelta(seconds=8)
+    own = secured.pki.issue("jetson", lifetime)
+    async with open_channel(f"localhost:{secured.port}", own) as channel:
+        assert await read(secured.fetch(channel)) > 4 << 20
+        await asyncio.sleep(lifetime.total_seconds() + 1)
+        code, text = await refusal(read(secured.fetch(channel)))
+    assert (code, text) == (grpc.StatusCode.UNAUTHENTICATED, "the certificate has expired")
 
 
 async def test_a_peer_that_reads_nothing_does_not_keep_others_from_fetching(

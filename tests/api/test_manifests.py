@@ -145,6 +145,21 @@ def test_ordinary_kubernetes_is_skipped_with_a_note(tmp_path: Path) -> None:
     ]
 
 
+def test_the_items_of_a_list_are_manifests_with_their_own_lines(tmp_path: Path) -> None:
+    listed = "apiVersion: v1\nkind: List\nmetadata: {resourceVersion: ''}\nitems:\n"
+    each = [
+        "".join(("- " if not number else "  ") + line for number, line in enumerate(lines))
+        for lines in (text.splitlines(keepends=True) for text in (MODEL, POOL, JOB))
+    ]
+    manifests = load(tmp_path, listed + "".join(each))
+    assert (*manifests.models, *manifests.pools, *manifests.jobs) == ("m", "shelf", "ocr")
+    wrong = listed + "".join(each).replace("24Mi", "24Mb").replace("name: m}", "name: n}", 1)
+    assert [line.partition(": ")[0] for line in errors(tmp_path, wrong)] == [
+        "all.yaml:17",
+        "all.yaml:22",
+    ]
+
+
 def test_fields_for_a_cluster_are_noted_once(tmp_path: Path) -> None:
     storage = "  cache: {storageClassName: fast}\n  coordinator: {storage: {size: 1Gi}}\n"
     (note,) = load(tmp_path, POOL + "  nodeSelector: {a: b}\n" + storage).notes
@@ -165,7 +180,8 @@ def test_fields_for_a_cluster_are_noted_once(tmp_path: Path) -> None:
             "2: kind: Device is written by the operator only",
         ),
         ("apiVersion: shaol.dev/v1alpha1\nkind: Model\n", "1: apiVersion: shaol.dev/v1alpha1 is"),
-        ("apiVersion: v1\nkind: List\nitems: []\n", "2: kind: a List is not read"),
+        ("apiVersion: v1\nkind: List\nitems: {}\n", "3: items: must be a list of manifests"),
+        ("apiVersion: v1\nkind: List\nitems:\n- 7\n", "4: a manifest is a mapping"),
         ("kind: Model\n", "1: apiVersion: must be given as text"),
         ("apiVersion: v1\nkind: 7\n", "2: kind: must be given as text"),
         ("- a\n", "1: a manifest is a mapping"),

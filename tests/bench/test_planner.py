@@ -54,3 +54,7 @@ def test_pools_of_unequal_devices_keep_their_gap_and_beat_simple_splits() -> Non
 def test_few_fragments_move_after_a_loss_and_a_second_model_gains_from_what_is_known() -> None:
     assert planned_pools.moved(2).met
     assert planned_pools.second_models(2).met
+
+
+def test_what_moves_after_the_loss_of_a_single_device_is_not_judged() -> None:
+    assert planned_pools.moved(1).met is None

@@ -39,14 +39,16 @@ def layers(branch: str, count: int, past: str = "") -> str:
     return text + f"{branch} = Tanh({last})"
 
 
-def merged(count: int, width: int) -> Made:
-    """A decoder that is there twice, in the branches of one If, with the same weights."""
+def merged(count: int, width: int, given: tuple[str, str] = ("p", "q")) -> Made:
+    """A decoder that is there twice, in the branches of one If, with the same weights. `given`:
+    what the branches call what they give."""
+    one, two = given
     return Made(
         text=f"""g (float[N,{width}] x, float[N,{width}] past, bool with_past) =>
                  (float[N,{width}] y) {{
             y = If (with_past) <
-                then_branch = one () => (float[N,{width}] p) {{ {layers("p", count, "past")} }},
-                else_branch = two () => (float[N,{width}] q) {{ {layers("q", count)} }} > }}""",
+                then_branch = one () => (float[N,{width}] {one}) {{ {layers(one, count, "past")} }},
+                else_branch = two () => (float[N,{width}] {two}) {{ {layers(two, count)} }} > }}""",
         weights={
             f"{name}{at}": weight(width, width, seed=seed)
             for seed, (name, at) in enumerate(itertools.product("AB", range(count)))
@@ -102,6 +104,19 @@ def test_a_decoder_in_two_branches_is_cut_like_one_and_stored_once(tmp_path: Pat
     sizes = [each.weight_bytes for each in document.fragments]
     assert max(sizes) <= 3 * MIB, sizes
     assert sum(sizes) == sum(each.nbytes for each in made.weights.values())
+    for item in items(made):
+        got, whole = run_chained(tmp_path, document, item), run_whole(path, item)
+        np.testing.assert_array_equal(got["y"], whole["y"])
+
+
+@pytest.mark.parametrize("given", [("y", "y"), ("y", "q"), ("p", "y")])
+def test_branches_may_call_what_they_give_as_the_if_does(
+    given: tuple[str, str], tmp_path: Path
+) -> None:
+    made = merged(2, 1024, given)
+    path = made.save(tmp_path)
+    profile = profile_model(path, shapes(made.inputs()))
+    document = cut_model(path, profile, cuts_of(profile, 2), tmp_path)
     for item in items(made):
         got, whole = run_chained(tmp_path, document, item), run_whole(path, item)
         np.testing.assert_array_equal(got["y"], whole["y"])

@@ -106,6 +106,16 @@ def test_a_length_of_zero_says_nothing(tmp_path: Path) -> None:
     assert_same_as_whole(path, CHAIN.inputs())
 
 
+@pytest.mark.parametrize("location", ["./data.bin", ".//data.bin"])
+def test_a_file_of_external_data_may_be_named_in_several_ways(
+    location: str, tmp_path: Path
+) -> None:
+    path = external(tmp_path, lambda place: place.update(location=location))
+    sizes = [each.stat().st_size for each in (path, tmp_path / "data.bin")]
+    assert profile_model(path).size_bytes == sum(sizes)
+    assert_same_as_whole(path, CHAIN.inputs())
+
+
 def test_external_data_through_links_is_refused(tmp_path: Path) -> None:
     path = CHAIN.save(tmp_path, external=True)
     secret = tmp_path / "elsewhere"

@@ -5,6 +5,7 @@ import errno
 import random
 import shutil
 import sqlite3
+import subprocess
 from pathlib import Path
 from time import monotonic
 
@@ -25,6 +26,7 @@ from shoal_coordinator.storage.parts import Part
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
 from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import TensorSpec
+from small_disk import small_disk
 
 INPUTS = (TensorSpec(name="x", dtype="float", shape=(1, "n")),)
 STEPS = 150
@@ -287,6 +289,34 @@ def test_a_link_in_the_place_of_the_list_is_not_followed(tmp_path: Path) -> None
             tmp_path / "out", job="job", identity="i", catalogue=FollowedFiles(), names=("y",)
         )
     assert other.read_bytes() == before
+
+
+@pytest.mark.parametrize("log", ["-wal", "-journal"])
+def test_a_link_in_the_place_of_its_log_is_named_and_not_called_damage(
+    tmp_path: Path, log: str
+) -> None:
+    camera = Camera(tmp_path, seed=0)
+    camera.store.close()
+    (camera.outputs / ".shoal" / "job" / f"{followed.NAME}{log}").symlink_to(tmp_path / "nowhere")
+    said = f"{log} is a link or of the wrong kind; remove it"
+    with pytest.raises(OutputsRefused, match=said):
+        ResultStore(
+            camera.outputs, job="job", identity="i", catalogue=FollowedFiles(), names=("y",)
+        )
+    with pytest.raises(OSError, match=said):
+        followed_items.stored_followed_items(camera.outputs, "job")
+
+
+def test_a_log_that_cannot_be_written_is_not_called_an_error_of_the_disk(tmp_path: Path) -> None:
+    camera = Camera(tmp_path, seed=0)
+    camera.files.take([("a.npz", FileContents(2))])
+    killed = tmp_path / "killed"
+    with small_disk(killed, "4m"):
+        shutil.copytree(camera.outputs, killed, dirs_exist_ok=True)
+        camera.store.close()
+        subprocess.run(["mount", "-o", "remount,ro", str(killed)], check=True)
+        with pytest.raises(OSError, match=r"Read-only file system: 'followed\.sqlite-wal'"):
+            followed_items.stored_followed_items(killed, "job")
 
 
 def test_the_files_that_a_killed_run_has_taken_are_listed(tmp_path: Path) -> None:

@@ -113,6 +113,11 @@ async def test_what_is_no_job_is_refused_with_the_reason(world: World) -> None:
     )
     code, text = await refusal(world.submit(name="../../etc"))
     assert (code, text) == (refused, "'../../etc' is no name for a job, such as ocr-1")
+    code, text = await refusal(world.submit(name="a" * 246))
+    assert (code, text.partition(" is ")[2]) == (
+        refused,
+        "no name for a job, such as ocr-1, of at most 245 characters",
+    )
     code, text = await refusal(world.submit(stages=[api.StagePlacement(devices=["a"])]))
     assert (code, text) == (refused, "the plan has 1 stages, the partition 3")
     code, text = await refusal(world.submit(active_deadline_seconds=float("nan")))
@@ -124,6 +129,14 @@ async def test_what_is_no_job_is_refused_with_the_reason(world: World) -> None:
     assert text.startswith(f"the fragment store lacks fragment 1 (sha256:{digest[:12]})")
     code, text = await refusal(world.stub.CancelJob(api.CancelJobRequest(name="x"), timeout=60))
     assert (code, text) == (grpc.StatusCode.NOT_FOUND, "there is no job 'x' here")
+
+
+async def test_a_job_may_have_the_longest_name_that_its_files_can_have(world: World) -> None:
+    world.inputs(1)
+    async with connected(world.device("pi-4")):
+        status = await world.submit(name="a" * 245)
+        done = await world.ended(status.name)
+    assert done.state == api.JobStatus.COMPLETE
 
 
 async def test_the_same_job_is_joined_and_another_of_its_name_refused(world: World) -> None:

@@ -14,6 +14,7 @@ from lost_power import Disk, PowerLost
 from shoal_coordinator.storage import parts, result_log
 from shoal_coordinator.storage import results as results_module
 from shoal_coordinator.storage.catalogues import FixedFiles
+from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.item_list import FailedItem
 from shoal_coordinator.storage.parts import ResultFile
 from shoal_coordinator.storage.results import OutputsRefused, ResultStore
@@ -139,6 +140,19 @@ def test_an_item_is_stored_only_if_there_is_room_for_its_file_beside_the_log(
         results.close()
         made = {int(path.stem[1:]) for path in out.glob("s*.npz")}
         assert made == set(range(SINGLES)) - failures.keys()
+
+
+def test_a_log_that_took_nothing_is_not_there(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with small_disk(out, "64k"), contextlib.closing(Folder(out)) as folder:
+        group = result_log.Group(folder, 7)
+        with pytest.raises(OSError, match="No space left"):
+            group.append({0: bytes(1 << 20)})
+        assert folder.names() == []
+        group.append({0: b"it fits"})
+        with pytest.raises(OSError, match="No space left"):
+            group.append({1: bytes(1 << 20)})
+        assert list(result_log.read_log(folder, 7)) == [{0: b"it fits"}]
 
 
 def test_files_are_made_while_others_are_logged(store: Open, tmp_path: Path) -> None:

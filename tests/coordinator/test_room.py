@@ -32,13 +32,18 @@ class Disk(Volume):
         used = sum({each.st_ino: each.st_size for each in files}.values())
         return self.size_bytes - used - self.space.promised_bytes
 
-    def put(self, path: FragmentPath | JobPath, content: bytes) -> bool:
+    def put(
+        self, path: FragmentPath | JobPath, content: bytes, *, broken_off: bool = False
+    ) -> bool:
         """Whether the file had to be sent."""
         upload = self.begin(path, len(content), hashlib.sha256(content).hexdigest(), "")
         if isinstance(upload, StoredFile):
             return False
         try:
             upload.open()
+            if broken_off:
+                upload.part.append(content[:-1])
+                raise RuntimeError("broken off")
             upload.part.append(content)
             upload.finish()
         finally:
@@ -54,7 +59,9 @@ class Disk(Volume):
         self.put(FragmentPath(digest, "model.onnx"), model)
         return digest
 
-    def put_sharing(self, seed: int, shared: bytes) -> tuple[Digest, bool]:
+    def put_sharing(
+        self, seed: int, shared: bytes, *, broken_off: bool = False
+    ) -> tuple[Digest, bool]:
         """A fragment with a file that others have too; and whether that had to be sent."""
         contents = {"model.onnx": bytes([seed]) * 1000, "shared.0.bin": shared}
         files = {
@@ -65,7 +72,8 @@ class Disk(Volume):
         digest = digest_of(manifest)
         self.put(FragmentPath(digest, "fragment.json"), manifest)
         self.put(FragmentPath(digest, "model.onnx"), contents["model.onnx"])
-        return digest, self.put(FragmentPath(digest, "shared.0.bin"), shared)
+        path = FragmentPath(digest, "shared.0.bin")
+        return digest, self.put(path, shared, broken_off=broken_off)
 
     def fragments(self) -> set[Digest]:
         return {Digest(f"sha256:{each.name}") for each in self.list("fragments")}
@@ -124,6 +132,18 @@ def test_a_file_of_several_fragments_is_sent_and_stored_once(tmp_path: Path) -> 
     assert (first_sent, second_sent) == (True, False)
     assert disk.fragments() == {first, second}
     assert disk.spare_bytes() > 350_000 - len(SHARED) - 10_000
+
+
+def test_what_came_of_a_file_that_another_fragment_has_by_now_is_not_kept(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 350_000)
+    with pytest.raises(RuntimeError, match="broken off"):
+        disk.put_sharing(2, SHARED, broken_off=True)
+    assert list((tmp_path / "incoming").rglob("shared.0.bin.part"))
+    disk.put_sharing(1, SHARED)
+    digest, sent = disk.put_sharing(2, SHARED)
+    assert not sent
+    folder = tmp_path / "fragments" / digest.removeprefix("sha256:")
+    assert sorted(os.listdir(folder)) == ["fragment.json", "model.onnx", "shared.0.bin"]
 
 
 def test_a_shared_file_goes_with_the_last_fragment_that_has_it(tmp_path: Path) -> None:

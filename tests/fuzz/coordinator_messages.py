@@ -99,7 +99,7 @@ async def _converse(requests: Requests) -> int:
         metrics=_metrics(),
     )
     hub = ExchangeHub(driver.arrivals)
-    sessions = Sessions(driver, hub, by_device, tls=False, telemetry_seconds=60)
+    sessions = Sessions(driver, hub, by_device, tls=False, expire=False, telemetry_seconds=60)
     request = submission(document, _inputs(), empty_folder("out"))
     run = open_run(request, document, 1, CrashCount(empty_folder("state") / "crashes"))
     driver.runs["job"] = run

@@ -1,6 +1,7 @@
 """A client of a coordinator that is not what it should be."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -16,9 +17,12 @@ from shoal_protocol.v1.coordinator_pb2_grpc import (
 
 
 class _Endless(CoordinatorServicer):
-    """Has more jobs than anybody could have; `told`: bytes of them that were asked for."""
+    """Has more jobs and devices than anybody could have; `told`: bytes of jobs that were asked
+    for; `asked`: for devices, which are of `device_bytes`."""
 
     told = 0
+    asked = 0
+    device_bytes = 1 << 20
 
     async def ListJobs(
         self, request: pb.ListJobsRequest, context: object
@@ -28,20 +32,44 @@ class _Endless(CoordinatorServicer):
             self.told += status.ByteSize()
             yield status
 
+    async def ListDevices(
+        self, request: pb.ListDevicesRequest, context: object
+    ) -> pb.ListDevicesResponse:
+        self.asked += 1
+        architecture = "x" * self.device_bytes
+        device = pb.DeviceStatus(name=f"pi-{self.asked:06}", architecture=architecture)
+        return pb.ListDevicesResponse(devices=[device], more=True)
 
-async def test_a_list_of_jobs_without_end_is_given_up(tmp_path: Path) -> None:
-    """The operator asks the coordinators of all namespaces, and keeps what they answer."""
+
+@asynccontextmanager
+async def asking(folder: Path, endless: _Endless) -> AsyncIterator[CoordinatorClient]:
     server = grpc.aio.server()
-    endless = _Endless()  # type: ignore[abstract] # of the others nobody asks
     add_CoordinatorServicer_to_server(endless, server)
-    target = f"unix:{tmp_path}/c"
+    target = f"unix:{folder}/c"
     server.add_insecure_port(target)
     await server.start()
     client = CoordinatorClient(open_channel(target))
     try:
-        with pytest.raises(CallFailed, match="more than 64 MiB of jobs"):
-            await client.jobs(seconds=60)
-        assert endless.told < 2 * MOST_LISTED_BYTES
+        yield client
     finally:
         await client.close()
         await server.stop(None)
+
+
+async def test_a_list_of_jobs_without_end_is_given_up(tmp_path: Path) -> None:
+    """The operator asks the coordinators of all namespaces, and keeps what they answer."""
+    endless = _Endless()  # type: ignore[abstract] # of the others nobody asks
+    async with asking(tmp_path, endless) as client:
+        with pytest.raises(CallFailed, match="more than 64 MiB of jobs"):
+            await client.jobs(seconds=60)
+    assert endless.told < 2 * MOST_LISTED_BYTES
+
+
+@pytest.mark.parametrize("device_bytes", [1, 2 << 20])
+async def test_a_list_of_devices_without_end_is_given_up(tmp_path: Path, device_bytes: int) -> None:
+    endless = _Endless()  # type: ignore[abstract]
+    endless.device_bytes = device_bytes
+    async with asking(tmp_path, endless) as client:
+        with pytest.raises(CallFailed, match="more devices than 64 MiB hold"):
+            await client.devices(seconds=60)
+    assert endless.asked <= 64

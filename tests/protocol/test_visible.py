@@ -1,9 +1,15 @@
 """Text of others is shown on terminals and in logs, and does nothing there."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from shoal_protocol.visible import visible, visible_line
+
+NAME = "\x1b]0;mine\x07"
 
 
 def test_all_that_a_terminal_takes_for_a_command_is_written_out() -> None:
@@ -13,6 +19,33 @@ def test_all_that_a_terminal_takes_for_a_command_is_written_out() -> None:
         assert "\\" in visible(f"a{each}b")
     assert visible("a\tb\nänderung 模型 é") == "a\tb\nänderung 模型 é"
     assert visible_line("a\nb\tc") == r"a\nb\tc"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("shoal_cli", "join", f"{NAME}.txt"),
+        ("shoal_cli", "agent", f"{NAME}.txt"),
+        ("shoal_coordinator", "--listen", NAME, "--store", "store"),
+        ("shoal_coordinator", "--listen", "unix:/none/c", "--store", "store", NAME),
+    ],
+    ids=["join", "agent", "coordinator", "no such option"],
+)
+def test_a_refused_command_line_does_nothing_to_the_terminal(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Names of files come into it by the patterns of a shell."""
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    assert done.returncode == 2
+    assert "mine" in done.stderr
+    assert "\x1b" not in done.stderr
 
 
 def test_a_record_of_a_log_is_one_line_whatever_is_in_it() -> None:

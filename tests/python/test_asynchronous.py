@@ -60,3 +60,11 @@ async def test_calls_under_way_fail_when_the_pool_is_closed(folder: Path) -> Non
     failed = [each for each in ended if not isinstance(each, dict)]
     assert failed
     assert all(isinstance(each, shoal.PoolClosed) for each in failed)
+
+
+async def test_a_pool_that_has_not_begun_says_how_it_does(folder: Path) -> None:
+    pool = shoal.async_pool(devices=1, budget="8Mi")
+    with pytest.raises(shoal.PoolFailed, match="it runs from `async with` to its end") as caught:
+        await pool.load(folder / "model.onnx")
+    assert not isinstance(caught.value, shoal.PoolClosed)
+    await pool.close()

@@ -1,6 +1,8 @@
 """Calls of a model on a warm pool, for ordinary code."""
 
+import copy
 import os
+import pickle
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -113,6 +115,15 @@ def test_a_map_that_is_given_up_leaves_the_model_usable(model: shoal.Model, whol
     check(whole, batch(0), next(results))
     del results
     check(whole, batch(7), model.run({"x": batch(7)}))
+
+
+def test_who_sends_a_model_to_another_process_is_told_what_to_do(
+    model: shoal.Model, pool: shoal.Pool
+) -> None:
+    for each in (model, model.run, pool, shoal.async_pool()):
+        for way in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(TypeError, match="has to start a pool and load a model itself"):
+                way(each)
 
 
 @pytest.mark.parametrize("program", ["shoal_coordinator", "shoal_agent"])

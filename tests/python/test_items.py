@@ -115,6 +115,15 @@ def test_what_is_no_item_is_named(item: Any, given: str) -> None:
         items.own_arrays(item)
 
 
+@pytest.mark.parametrize("kind", [object, str, np.dtypes.StringDType()], ids=["O", "U", "T"])
+def test_text_is_taken_in_each_of_the_forms_that_numpy_has(kind: Any) -> None:
+    inputs = items.own_arrays({"x": np.array([["a", "é"], ["", "long" * 20]], kind)})
+    reader = ItemReader(lambda _: None, Limits())
+    called = [reader.add(*split_frame(bytes(frame))) for frame in frames_of(0, inputs)][-1]
+    assert called is not None
+    assert called.tensors["x"].tolist() == [["a", "é"], ["", "long" * 20]]
+
+
 async def test_items_go_over_a_local_stream_and_nothing_is_left_of_it(tmp_path: Path) -> None:
     bench = Bench(tmp_path, local=True)
     start = submission(bench.document, tmp_path, tmp_path, name="model")

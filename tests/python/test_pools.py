@@ -5,11 +5,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import onnxruntime
 import pytest
 
 import shoal
 from python.pools import SHAPES, batch, check, processes
+from shoal.processes import settings
 
 pytestmark = pytest.mark.real
 
@@ -147,19 +149,40 @@ def test_a_fragment_that_fits_no_device_is_refused_with_need_and_have(folder: Pa
         ({"devices": 0}, "0 devices; one machine pretends to be 1 to 64"),
         ({"devices": 65}, "65 devices; one machine pretends to be 1 to 64"),
         ({"budget": ["24Mi"] * 65}, "65 devices; one machine pretends to be 1 to 64"),
+        ({"devices": 10**12}, "1000000000000 devices; one machine"),
         ({"devices": "3"}, "devices='3' is no number"),
+        ({"devices": 3.0}, "devices=3.0 is no number"),
         ({"work": __file__}, "is no folder"),
         ({"budget": []}, "no budgets"),
         ({"enforce": "maybe"}, "maybe"),
         ({"budget": 64}, r"budget=64: a device has from 1Mi to 16Ti \(did you mean 64Mi\?\)"),
         ({"budget": 2.5}, "budget=2.5 is no size"),
         ({"budget": [2.5]}, "budget=2.5 is no size"),
+        ({"budget": True}, "budget=True is no size"),
         ({"budget": "64MB"}, r"'64MB' is no size such as 64Mi, .* \(did you mean 64Mi\?\)"),
     ],
 )
 def test_a_pool_that_makes_no_sense_is_refused(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         shoal.pool(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_program_may_change_its_folder_while_it_has_a_pool(
+    folder: Path, whole: onnxruntime.InferenceSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder)
+    with shoal.pool(devices=1, budget="8Mi", work="here") as pool:
+        monkeypatch.chdir(folder / "elsewhere")
+        model = pool.load("../model.onnx", shapes=SHAPES)
+        check(whole, batch(0), model.run({"x": batch(0)}))
+    assert not list((folder / "elsewhere").iterdir())
+
+
+def test_numbers_of_numpy_are_numbers_of_devices_and_bytes() -> None:
+    eight = np.int64(8 << 20)
+    assert settings(np.int64(2), eight, "none", None).budgets == (8 << 20, 8 << 20)  # type: ignore[arg-type]
+    assert settings(None, [eight, "4Mi"], "none", None).budgets == (8 << 20, 4 << 20)  # type: ignore[list-item]
 
 
 def test_a_work_folder_that_cannot_be_made_is_named() -> None:

@@ -114,7 +114,14 @@ class Identity:
             if self._doubted.is_set() or self._left() <= 0:
                 await self._renew()
                 self._doubted.clear()
+                log.info("the certificate was renewed")
                 yield
+
+    @property
+    def ends_sessions(self) -> bool:
+        """Whether a session ends with the certificate that it was opened with: where one joins by a
+        line, the coordinator and who signs are never away without each other."""
+        return self._enrolment.join is not None
 
     def _left(self) -> float:
         """Seconds until it is to be renewed. What was in the folder says when by the clock of who

@@ -97,6 +97,7 @@ class _End(Enum):
 
     DONE = auto()
     FAILED = auto()
+    UNSAVED = auto()
     NO_MEMORY = auto()
     CRASHED = auto()
     LATE = auto()
@@ -197,13 +198,13 @@ class Preparation:
     ) -> bool:
         """Prepare it within so many bytes, or at least try whether it can be opened. Where it is
         not prepared it is not tried again, unless more is there for it than it needed now."""
-        disk_bytes = await asyncio.to_thread(form.disk_bytes)
+        disk_bytes, before = await asyncio.to_thread(form.disk_bytes), self._tried.get(folder, 0)
         saves, room = form.saved and limit_bytes >= form.least_saving_bytes, 0
         if saves:
             room = await in_thread(self._cache.make_room_to_prepare, disk_bytes)
         if room < disk_bytes:
             need_bytes = form.trial_bytes
-            if need_bytes <= self._tried.get(folder, 0):
+            if need_bytes <= before:
                 return False
         _remember(self._tried, folder, need_bytes)
         if saves and room < disk_bytes:
@@ -215,27 +216,42 @@ class Preparation:
                 MORE_DISK,
             )
         elif saves:
-            log.info(
-                "%s is prepared for this device, which may take %s on disk",
-                short(digest),
-                format_bytes(disk_bytes),
-            )
-            outcome = await self._save(digest, folder, form, limit_bytes, disk_bytes)
-            if outcome.end is _End.DONE:
-                del self._tried[folder]
-                return True
-            log.info("%s is not prepared: %s", short(digest), outcome.text)
-            if outcome.end is _End.FAILED:
-                return False  # the agent, too, will have an error or none, and survive
+            end = await self._save(digest, folder, form, limit_bytes, disk_bytes)
+            if end is _End.DONE or end is _End.FAILED:
+                return end is _End.DONE  # else the agent will have an error or none, and survive
+            if end is _End.UNSAVED and before:
+                return False
+        await self._try(digest, form, limit_bytes, disk_bytes)
+        return False
+
+    async def _try(self, digest: str, form: Form, limit_bytes: int, disk_bytes: int) -> None:
+        """See whether it can be opened. Raises `CrashedAtLoad`."""
         outcome = await self._run_child(form, limit_bytes, disk_bytes, None)
         if outcome.end in (_End.CRASHED, _End.LATE):
             _remember(self._crashed, digest, outcome.text)
             raise CrashedAtLoad(outcome.text)
         if outcome.end is not _End.DONE:
             log.info("%s was not tried to the end: %s", short(digest), outcome.text)
-        return False
 
     async def _save(
+        self, digest: str, folder: Path, form: Form, limit_bytes: int, disk_bytes: int
+    ) -> _End:
+        """Prepare it, and note what the next load is to do about it."""
+        log.info(
+            "%s is prepared for this device, which may take %s on disk",
+            short(digest),
+            format_bytes(disk_bytes),
+        )
+        outcome = await self._saved(digest, folder, form, limit_bytes, disk_bytes)
+        if outcome.end is _End.DONE:
+            del self._tried[folder]
+            return outcome.end
+        log.info("%s is not prepared: %s", short(digest), outcome.text)
+        if outcome.end is _End.UNSAVED:  # the next time the disk may take it
+            _remember(self._tried, folder, form.trial_bytes)
+        return outcome.end
+
+    async def _saved(
         self, digest: str, folder: Path, form: Form, limit_bytes: int, disk_bytes: int
     ) -> _Outcome:
         part = folder.with_suffix(".part")
@@ -246,7 +262,7 @@ class Preparation:
                 await in_thread(self._admit, digest, part, folder)
             return outcome
         except OSError as error:
-            return _Outcome(_End.FAILED, str(error))
+            return _Outcome(_End.UNSAVED, str(error))
         finally:
             await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
 
@@ -340,7 +356,8 @@ def _outcome(status: int, report: bytes) -> _Outcome:
     if status == prepare_child.NO_MEMORY:
         return _Outcome(_End.NO_MEMORY, "it needs more memory than there is for it")
     if status >= 0:
-        return _Outcome(_End.FAILED, report.decode(errors="replace").strip() or f"exit {status}")
+        end = _End.UNSAVED if status == prepare_child.UNSAVED else _End.FAILED
+        return _Outcome(end, report.decode(errors="replace").strip() or f"exit {status}")
     try:
         number = signal.Signals(-status)
     except ValueError:  # a real-time signal

@@ -37,6 +37,8 @@ NO_MEMORY: Final = 3
 """The exit status of a process that reached its limit."""
 FAILED: Final = 4
 """That of one that wrote why it could not do it."""
+UNSAVED: Final = 5
+"""That of one that wrote why the disk did not take what was prepared."""
 MANIFEST: Final = "prepared.json"
 _POLL_SECONDS: Final = 0.005
 _LEAST_EXTERNAL_BYTES: Final = 1024
@@ -91,7 +93,8 @@ def main(argument: str) -> int:
         text = str(error)
         if any(sign in text for sign in _OUT_OF_MEMORY):
             return NO_MEMORY
-        report, status = {"error": text[:_ERROR_CHARACTERS]}, FAILED
+        report = {"error": text[:_ERROR_CHARACTERS]}
+        status = UNSAVED if isinstance(error, OSError) and order.part is not None else FAILED
     else:
         status = 0
     print(json.dumps(report), flush=True)

@@ -117,7 +117,7 @@ class Session:
             await self._close(stream, parts)
         raise SessionBroken(reason)
 
-    async def drain(self) -> None:
+    async def drain(self, reason: str = "drained") -> None:
         """Take no new tasks; returns when every running one has been answered and sent."""
         self._draining = True
         self._outbox.put(pb.AgentMessage(draining=pb.Draining()))
@@ -128,7 +128,7 @@ class Session:
         with suppress(TimeoutError):
             async with asyncio.timeout(_FLUSH_SECONDS):
                 await self._outbox.sent()
-        self.end("drained")
+        self.end(reason)
 
     def end(self, reason: str) -> None:
         if not self._broken.done():

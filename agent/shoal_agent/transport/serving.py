@@ -1,7 +1,7 @@
 """What this agent offers to its peers: it receives activations, and serves cached fragments.
 
 Over TLS only devices and coordinators may call; clients and workers are refused by the common name
-of their certificates.
+of their certificates, and so is whoever calls over a connection that has outlived its certificate.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,7 +16,7 @@ from shoal_agent.transport.intake import MAXIMUM_DECODED_BYTES, Inbox, Items, op
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink
 from shoal_protocol.bulk.transport import GrpcTransport, Transport
-from shoal_protocol.channels import is_secured, peer_name
+from shoal_protocol.channels import has_expired, is_secured, peer_name
 from shoal_protocol.digests import is_digest
 from shoal_protocol.files import file_frames
 from shoal_protocol.fragment_store import FragmentMissing
@@ -126,6 +126,8 @@ async def _require_device(context: grpc.aio.ServicerContext[Any, Any]) -> None:
     """Abort the call of anyone who is neither a device nor a coordinator."""
     if not is_secured(context):
         return
+    if has_expired(context):
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate has expired")
     name = peer_name(context)
     if name is None or name in RESERVED:
         who = "a certificate without exactly one common name" if name is None else repr(name)

@@ -24,7 +24,7 @@ from shoal_api.fields import (
     printed,
     size,
 )
-from shoal_api.rules import exactly_one, immutable_from_the_start
+from shoal_api.rules import Rule, exactly_one, immutable_from_the_start
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Items, Table, Text, Whole
 from shoal_protocol.choices import Residency
@@ -40,8 +40,9 @@ _LABEL: Final = Text(
     meant="a label's value, of letters, digits, dashes, dots and underscores",
 )
 _LABEL_NAME: Final = Text(
-    max_length=316,
-    pattern=r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$",
+    max_length=317,
+    pattern=r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?([.][a-z0-9]([a-z0-9-]*[a-z0-9])?)*/)?"
+    r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$",
     meant="a label's or taint's name, such as shoal.dev/pool",
 )
 
@@ -61,7 +62,39 @@ class TaintEffect(StrEnum):
     NO_EXECUTE = "NoExecute"
 
 
-@record()
+def _exists_of_all(toleration: "Toleration") -> bool:
+    return toleration.key is not None or toleration.operator is TolerationOperator.EXISTS
+
+
+def _exists_whatever_the_value(toleration: "Toleration") -> bool:
+    return not toleration.value or toleration.operator is TolerationOperator.EQUAL
+
+
+def _ends_before_eviction(toleration: "Toleration") -> bool:
+    evicts = toleration.effect is TaintEffect.NO_EXECUTE
+    return toleration.toleration_seconds is None or evicts
+
+
+@record(
+    Rule(
+        "has(self.key) || self.operator == 'Exists'",
+        "operator must be Exists where there is no key",
+        field="operator",
+        check=_exists_of_all,
+    ),
+    Rule(
+        "!has(self.value) || self.value == '' || self.operator == 'Equal'",
+        "value must be left out with operator Exists, which matches all values",
+        field="value",
+        check=_exists_whatever_the_value,
+    ),
+    Rule(
+        "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+        "effect must be NoExecute where tolerationSeconds is given",
+        field="effect",
+        check=_ends_before_eviction,
+    ),
+)
 class Toleration:
     """As in core/v1."""
 
@@ -195,7 +228,7 @@ class DevicePoolSpec:
     """Which devices, and what they may use."""
 
     node_selector: Mapping[str, str] = member(
-        Table(values=_LABEL, max_items=32),
+        Table(values=_LABEL, max_items=32, names=_LABEL_NAME),
         "The nodes that carry these labels get an agent; none: all nodes. Ignored in local mode.",
         default={},
         example={"shoal.dev/pool": "shelf"},

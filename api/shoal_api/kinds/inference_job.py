@@ -24,7 +24,7 @@ from shoal_api.fields import (
     uri,
 )
 from shoal_api.kinds.partition import OUTGROWN, SEEN, OutgrownFragment, SeenShape
-from shoal_api.rules import ended, exactly_one, immutable, stays_true
+from shoal_api.rules import Rule, ended, exactly_one, immutable, stays_true
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Flag, Items, Text, Whole
 from shoal_protocol.choices import LARGEST_BATCH, Mode, Objective, Policy, Precision
@@ -111,9 +111,19 @@ class Retry:
     )
 
 
+def _has_all_items_for_a_barrier(spec: "InferenceJobSpec") -> bool:
+    return not spec.inputs.follow or spec.mode is Mode.STREAMING
+
+
 @record(
     exactly_one("modelRef", "partitionRef", "placementRef"),
     exactly_one("poolRef", "placementRef"),
+    Rule(
+        "!self.inputs.follow || self.mode == 'Streaming'",
+        "a job that follows its inputs needs mode Streaming: no stage ever has all items",
+        field="mode",
+        check=_has_all_items_for_a_barrier,
+    ),
     *map(immutable, _FIXED),
     stays_true("end"),
 )

@@ -18,6 +18,7 @@ TITLES: Final[Mapping[str, str]] = {
     "shoal_cli.transfer.addresses.AddressRefused": "address refused",
     "shoal_protocol.channels.AddressRefused": "address refused",
     "shoal_cli.local.orders.OrderRefused": "this cannot be run here",
+    "shoal_cli.local.speeds.SpeedRefused": "this cannot be run here",
     "shoal_compiler.errors.ModelRefused": "model refused",
     "shoal_protocol.partition.DocumentRefused": "partition refused",
     "shoal_cli.local.cut_search.PreparationRefused": "model not prepared",

@@ -117,12 +117,11 @@ async def _asked(target: str | None, ask: Any) -> Any:
 
 
 def _show(found: Sequence[Any], nothing: str, table: Any, *, as_json: bool) -> None:
-    from google.protobuf.json_format import MessageToDict
-
     from shoal_cli.commands.tables import output
+    from shoal_protocol.copying import plain
 
     if as_json:
-        typer.echo(json.dumps([MessageToDict(m, preserving_proto_field_name=True) for m in found]))
+        typer.echo(json.dumps([plain(message) for message in found]))
     elif found:
         output().print(table(found))
     else:

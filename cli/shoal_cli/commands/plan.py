@@ -134,10 +134,14 @@ def _of_manifests(
     with fetching(far=remote.is_far(manifests)):
         downloaded = asyncio.run(remote.download(manifests, folder, options.note))
     orders = read_orders(downloaded.manifests, volumes, machine_speed(waiting=measuring))
+    for note in orders.notes:
+        options.note(note)
     wanted = [(f"Placement {name}", order) for name, order in orders.placements]
     wanted += [(f"{_JOB}{order.name}", order.plan) for order in orders.jobs]
     if not wanted:
-        raise typer.BadParameter("nothing to plan: there is no Placement and no InferenceJob")
+        raise typer.BadParameter(
+            "nothing to plan: there is no Placement and no InferenceJob that is not suspended"
+        )
     return wanted
 
 

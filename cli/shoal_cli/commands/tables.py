@@ -109,7 +109,7 @@ def measuring() -> Live:
 
 def print_summary(console: Console, report: RunReport, *, logs_stay: bool = True) -> None:
     """What the run did; where the logs are, if something failed and they are kept."""
-    begun = any(job.items for job in report.jobs)
+    begun = any(job.items or job.complete for job in report.jobs)
     if begun:
         console.print(titled("Jobs", job_table(report.jobs)))
         console.print()

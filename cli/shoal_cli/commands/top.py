@@ -15,7 +15,7 @@ from shoal_cli.commands import options, targets
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from shoal_protocol.v1 import coordinator_pb2 as pb
+    from shoal_cli.live.view import View
 
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
@@ -82,9 +82,10 @@ async def _watch(target: targets.Target, interval: float) -> None:
     from rich.live import Live
 
     from shoal_cli.commands.tables import output
+    from shoal_cli.live.view import view_of
     from shoal_cli.transfer.joined import CoordinatorAway
 
-    seen_at: float | None = None
+    seen: tuple[float, str, View] | None = None
     with Live(console=output(), screen=True, auto_refresh=False) as live:
         while True:
             try:
@@ -92,18 +93,18 @@ async def _watch(target: targets.Target, interval: float) -> None:
                     before = None
                     while True:
                         now = await targets.overview(client)
-                        seen_at = monotonic()
-                        _show(live, title, now, before)
+                        seen = monotonic(), title, view_of(now, before)
+                        _show(live, title, seen[2])
                         before = now
                         await asyncio.sleep(interval)
             except (CoordinatorAway, targets.NoCoordinator):
-                if seen_at is None or monotonic() - seen_at > RECONNECT_SECONDS:
+                if seen is None or (away := monotonic() - seen[0]) > RECONNECT_SECONDS:
                     raise
+                _show(live, f"{seen[1]}, no answer for {away:.0f} s", seen[2])
             await asyncio.sleep(interval)
 
 
-def _show(live: "Live", title: str, now: "pb.Overview", before: "pb.Overview | None") -> None:
+def _show(live: "Live", title: str, view: "View") -> None:
     from shoal_cli.commands.screens import filled
-    from shoal_cli.live.view import view_of
 
-    live.update(filled(live.console, title, view_of(now, before)), refresh=True)
+    live.update(filled(live.console, title, view), refresh=True)

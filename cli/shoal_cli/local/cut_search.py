@@ -1,20 +1,18 @@
 """Where a model is cut: for its devices, for its inputs, and where fragments took too much."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from math import inf, prod
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.known_cuts import Base
+from shoal_cli.local.sampled_inputs import sampled, with_values
 from shoal_cli.local.steps import Json
 from shoal_coordinator.storage.inputs import (
     InputSet,
-    InputsRefused,
-    InputUnsuitable,
     Shapes,
-    scan_inputs,
 )
 from shoal_planner.advice import largest
 from shoal_planner.cut_tables import table_of
@@ -29,7 +27,6 @@ from shoal_planner.planned_cuts import choose_cut, cut_order, rejected_cut
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout
 from shoal_planner.sharing import is_at_once
-from shoal_protocol.partition import TensorSpec
 from shoal_protocol.units import format_upwards, listed
 
 if TYPE_CHECKING:
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
     from shoal_compiler.profile import Source
 
 _NAMED_FILES: Final = 5
-_FEW: Final = 64
 _LARGE_TRIED: Final = 2
 """Parts of so many sizes are tried in blocks, the largest that may fit: smaller ones seldom help,
 and take seconds each."""
@@ -74,8 +70,8 @@ class Suited:
 class _Unplaceable(PreparationRefused):
     """The cut that was asked for is on no device."""
 
-    def __init__(self, reason: str, suited: Suited) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str, need_bytes: int | None, suited: Suited) -> None:
+        super().__init__(reason, need_bytes)
         self.suited = suited
 
 
@@ -258,12 +254,12 @@ def suit_inputs(order: CutOrder, model: "Source", base: Base | None = None) -> S
     """A cut for every input; where there is none, for as many of the smaller ones as there is one
     for, so that an item that is too large fails by itself. With a `base`, what was found then
     holds."""
-    inputs = _sample(order, model.inputs(order.shapes))
+    inputs = sampled(order, model.inputs(order.shapes))
     envelopes = () if inputs is None else inputs.envelopes()
     if base is not None:
         profile = model.profile(base.shapes)
         if inputs is not None and envelopes:
-            profile = _with_values(profile, inputs)
+            profile = with_values(profile, inputs)
         learned = model.profile(base.shapes, order.seen) if order.seen else profile
         return Suited(model, profile, learned, base.shapes, base.choices, note=base.note)
     if inputs is None or not envelopes:
@@ -314,15 +310,20 @@ def _not_left_out(order: CutOrder, envelopes: tuple[Shapes, ...]) -> tuple[Shape
 
 
 def _suited(order: CutOrder, model: "Source") -> Suited:
-    """A cut where inputs leave nothing open."""
+    """A cut where inputs leave nothing open; one that is on no device where none is: the plan says
+    why."""
 
     def profiled(sliced: "Source") -> Profile:
         return sliced.profile(order.shapes)
 
     def suit(sliced: "Source", own: Profile, waiting: bool) -> Suited:
-        return _suit(order, sliced, own, order.shapes, waiting=waiting)
+        suited = _suit(order, sliced, own, order.shapes, waiting=waiting)
+        return _placeable(order, suited, waiting=waiting)
 
-    return _in_parts(order, model, order.shapes, profiled, suit)
+    try:
+        return _in_parts(order, model, order.shapes, profiled, suit)
+    except _Unplaceable as refusal:
+        return refusal.suited
 
 
 def _suited_to(order: CutOrder, model: "Source", inputs: InputSet, envelope: Shapes) -> Suited:
@@ -330,10 +331,11 @@ def _suited_to(order: CutOrder, model: "Source", inputs: InputSet, envelope: Sha
     shapes = {**envelope, **order.shapes}
 
     def profiled(sliced: "Source") -> Profile:
-        return _with_values(sliced.profile(shapes), inputs)
+        return with_values(sliced.profile(shapes), inputs)
 
     def suit(sliced: "Source", profile: Profile, waiting: bool) -> Suited:
-        return _placeable(order, _suit(order, sliced, profile, shapes, waiting=waiting))
+        suited = _suit(order, sliced, profile, shapes, waiting=waiting)
+        return _placeable(order, suited, waiting=waiting)
 
     return _in_parts(order, model.fitted(shapes, order.seen), shapes, profiled, suit)
 
@@ -383,32 +385,9 @@ def _as_fine(order: CutOrder, model: "Source", shapes: Shapes) -> "list[Source]"
     return [next(sliced for need, sliced in tried if need <= enough)]
 
 
-def _with_values(profile: Profile, inputs: InputSet) -> Profile:
-    """With what the first item has in inputs that are a few integers, such as a sampling rate:
-    fragments are tried with that."""
-    few = [
-        spec.name
-        for spec in profile.inputs
-        if spec.dtype in ("int32", "int64")
-        and spec.shape is not None
-        and prod(each if isinstance(each, int) else _FEW + 1 for each in spec.shape) <= _FEW
-    ]
-    try:
-        item = inputs.read(0, few)
-    except (InputUnsuitable, OSError):
-        return profile
-    finally:
-        inputs.close()
-    known = {
-        name: replace(profile.tensors[name], values=tuple(map(int, array.flat)))
-        for name, array in item.items()
-    }
-    return replace(profile, tensors={**profile.tensors, **known})
-
-
-def _placeable(order: CutOrder, suited: Suited) -> Suited:
-    """The same, with the best cut where it takes a plan to say that the devices can hold it. Raises
-    `_Unplaceable`."""
+def _placeable(order: CutOrder, suited: Suited, *, waiting: bool) -> Suited:
+    """The same, with the best cut where it takes a plan to say that the devices can hold it, with
+    room for other items unless these are `waiting`. Raises `_Unplaceable`."""
     most = max((device.budget_bytes for device in order.devices), default=None)
     if most is None:
         return suited
@@ -417,7 +396,10 @@ def _placeable(order: CutOrder, suited: Suited) -> Suited:
     suited = replace(suited, best=(best := _best(order, suited)))
     found = _plan(best[0], order.devices, order)
     if isinstance(found, Infeasible):
-        raise _Unplaceable(found.message(order.name, "raise the budget"), suited)
+        text = found.message(order.name, "raise the budget")
+        raise _Unplaceable(text, found.need_bytes or None, suited)
+    if found.waiting and not waiting:
+        raise _Unplaceable(f"{order.name}: other items would wait", None, suited)
     return suited
 
 
@@ -428,23 +410,3 @@ def _beyond(order: CutOrder, files: Sequence[str], refusal: object) -> str:
         f"{order.name}: {named} {verb} larger than the plan covers, so {items} may fail; "
         f"the others run. With the next larger inputs it would not fit: {refusal}"
     )
-
-
-def _sample(order: CutOrder, inputs: tuple[TensorSpec, ...]) -> InputSet | None:
-    """The inputs, where it depends on them what the model needs; None also where they are refused:
-    the job says why."""
-    if order.sample is None or not depends_on_inputs(order, inputs):
-        return None
-    try:
-        return scan_inputs(order.sample, inputs)
-    except InputsRefused:
-        return None
-
-
-def depends_on_inputs(order: CutOrder, inputs: Iterable[TensorSpec]) -> bool:
-    return order.sample is not None and not all(_is_fixed(spec, order.shapes) for spec in inputs)
-
-
-def _is_fixed(spec: TensorSpec, shapes: Shapes) -> bool:
-    known = spec.shape is not None and all(isinstance(size, int) for size in spec.shape)
-    return known or spec.name in shapes

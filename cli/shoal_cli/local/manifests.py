@@ -183,6 +183,8 @@ class _Loading:
             missing = "kind" if isinstance(version, str) else "apiVersion"
             example = f"for example apiVersion: {API_VERSION} and kind: InferenceJob"
             return self._refuse(origin, (missing,), f"must be given as text; {example}")
+        if (version, kind) == ("v1", "List"):
+            return self._take_items(value, origin)
         if not self._is_ours(version, kind, origin):
             return None
         name = _given(value, ("metadata", "name"))
@@ -197,6 +199,15 @@ class _Loading:
             return None
         self.objects.setdefault((kind, parsed.metadata.name), parsed)
         return self._note_cluster_only(kind, value, subject)
+
+    def _take_items(self, value: dict[str, object], origin: _Origin) -> None:
+        """Take each item as kubectl does: as a document of its own."""
+        items = value.get("items")
+        if not isinstance(items, list):
+            return self._refuse(origin, ("items",), "must be a list of manifests")
+        for document in origin.document.parts("items", items):
+            self.take(replace(origin, document=document))
+        return None
 
     def _refuse(self, origin: _Origin, path: FieldPath, message: str) -> None:
         line, name = origin.document.line_of(path), path_text(path)
@@ -223,9 +234,6 @@ class _Loading:
         if kind in KINDS and did_you_mean(version, [API_VERSION]):
             message = f"{version} is not {API_VERSION}, of which {kind} is"
             self._refuse(origin, ("apiVersion",), message)
-        elif kind == "List":
-            message = "a List is not read; write its items as documents of their own"
-            self._refuse(origin, ("kind",), message)
         else:
             self.notes[f"{origin.file}: {kind} ({version}) is for a cluster; ignored here"] = None
         return False

@@ -2,7 +2,7 @@
 are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from shoal_cli.local.manifests import NO_STREAMS, Manifests, Streams, manifests_
 from shoal_cli.transfer.addresses import AddressRefused, claim_of, resolve_uri
 from shoal_planner.devices import PoolDevice
 from shoal_planner.speeds import measured_device
-from shoal_protocol.choices import Cutting, Mode, Policy, Precision, Residency
+from shoal_protocol.choices import Cutting, Mode, PinPolicy, Policy, Precision, Residency
 from shoal_protocol.disk_shares import for_fragments
 from shoal_protocol.partition import Outgrown
 from shoal_protocol.speeds import UNKNOWN_SPEED, Link, Speed
@@ -100,6 +100,7 @@ def read_orders(
     jobs = manifests.jobs.values()
     suspended = [job.metadata.name for job in jobs if job.spec.suspend]
     notes = [f"InferenceJob {name}: suspended, not run" for name in suspended]
+    notes += _preferring_nobody(manifests)
     placements = manifests.placements.items()
     orders = Orders(
         placements=tuple((name, reader.placement(each, sample=None)) for name, each in placements),
@@ -108,6 +109,19 @@ def read_orders(
     )
     _check_outputs(orders.jobs)
     return orders
+
+
+def _preferring_nobody(manifests: Manifests) -> Iterator[str]:
+    """A preference for a device that the pool does not have is a misspelt one. On a cluster the
+    device may come; here the pool has all that it will ever have."""
+    for name, placement in manifests.placements.items():
+        pool = manifests.pools[placement.spec.pool_ref.name]
+        known = [each.name for each in _devices(pool)]
+        for pin in placement.spec.pins:
+            if pin.policy is PinPolicy.PREFERRED and pin.device not in known:
+                prefers = f"Placement {name}: fragment {pin.fragment} prefers {pin.device}"
+                near = did_you_mean(pin.device, known)
+                yield f"{prefers}, which DevicePool {pool.metadata.name} does not have{near}"
 
 
 def bare_manifests(  # noqa: PLR0913 - each is an option of `shoal run MODEL.onnx`

@@ -18,13 +18,13 @@ from shoal_cli.local.cut_orders import CutOrder, are_counted, count_items
 from shoal_cli.local.cut_search import (
     PreparationRefused,
     Suited,
-    depends_on_inputs,
     find_cut,
     is_planned,
     many_fragments,
     suit_inputs,
 )
 from shoal_cli.local.known_cuts import VERSION, find_base, find_known, inputs_at, remember
+from shoal_cli.local.sampled_inputs import depends_on_inputs
 from shoal_cli.local.steps import Json, Progress, run_step, serve
 from shoal_compiler.errors import ModelRefused
 from shoal_planner.advice import advise, in_words

@@ -1,7 +1,8 @@
 """What this machine was measured to do, once, for all devices that it pretends to be.
 
 One thread is measured, before anything else runs, in a process of its own. What a device of local
-mode does follows from its share of the processors. SHOAL_SPEED names a file to be used instead.
+mode does follows from its share of the processors. SHOAL_SPEED names a file to be used instead; an
+empty one says that nothing is known.
 """
 
 import contextlib
@@ -25,6 +26,10 @@ _SECONDS: Final = 15.0
 _VARIABLE: Final = "SHOAL_SPEED"
 
 
+class SpeedRefused(OSError):
+    """SHOAL_SPEED names what is no file of speeds."""
+
+
 def speed_path(environment: Mapping[str, str] = os.environ) -> Path:
     """The file that agents read."""
     given = environment.get(_VARIABLE)
@@ -36,10 +41,10 @@ def machine_speed(
     waiting: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Speed:
     """Measured now if it never was, in a second or two, `waiting` around it; unknown where that
-    fails: then plans are made with what is assumed of a usual machine."""
+    fails: then plans are made with what is assumed of a usual machine. Raises `SpeedRefused`."""
     path = speed_path(environment)
     if environment.get(_VARIABLE):
-        return stored_speed(path) or UNKNOWN_SPEED
+        return _given_speed(path)
     of = subject(1.0, metadata.version("onnxruntime"))
     speed = stored_speed(path, of)
     if speed is None:
@@ -47,6 +52,19 @@ def machine_speed(
             _measure(path)
         speed = stored_speed(path, of)
     return speed or UNKNOWN_SPEED
+
+
+def _given_speed(path: Path) -> Speed:
+    speed = stored_speed(path)
+    if speed is not None:
+        return speed
+    try:
+        empty = not path.read_bytes()
+    except OSError as error:
+        raise SpeedRefused(f"{_VARIABLE}: {path}: {error.strerror}") from error
+    if not empty:
+        raise SpeedRefused(f"{_VARIABLE}: {path} has no speeds, as ~/.cache/shoal/speed.json has")
+    return UNKNOWN_SPEED
 
 
 def _measure(path: Path) -> None:

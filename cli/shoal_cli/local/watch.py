@@ -113,6 +113,11 @@ class Watch:
         self.timelines: dict[float, pb.Timeline] = {}
         """What the devices did, by when it began: a coordinator that starts again begins anew."""
 
+    def use(self, channel: grpc.aio.Channel) -> None:
+        """Make the calls that come over another channel. What is under way stays on its own, which
+        is to be closed after `run`."""
+        self._client = CoordinatorClient(channel, seconds=CALL_SECONDS)
+
     def take(self, requests: Sequence[pb.SubmitJobRequest]) -> None:
         """Jobs that `run` submits."""
         self._requests = {request.name: request for request in requests}

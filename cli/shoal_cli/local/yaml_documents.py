@@ -6,7 +6,7 @@ An alias counts as often as it is used, which is what bounds "billion laughs". T
 are counted before any node is made of them, so that a file of too many is refused at once.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -48,6 +48,16 @@ class YamlDocument:
         while path not in self.lines:
             path = path[:-1]
         return self.lines[path]
+
+    def parts(self, name: str, values: Sequence[object]) -> "Iterator[YamlDocument]":
+        """The values of a list as documents of their own; their fields keep their lines."""
+        lines: list[dict[Path, int]] = [{(): self.line_of((name,))} for _ in values]
+        for path, line in self.lines.items():
+            match path:
+                case (str(each), int(index), *rest) if each == name:
+                    lines[index][tuple(rest)] = line
+        for value, of in zip(values, lines, strict=True):
+            yield YamlDocument(value=value, lines=of)
 
 
 def read_documents(content: bytes) -> tuple[YamlDocument, ...]:

@@ -12,14 +12,16 @@ from importlib.resources import files
 from shoal_cli.drawing.chart import Chart
 from shoal_cli.local.report import RunReport
 from shoal_cli.page.charts import charts
-from shoal_cli.page.tables import Figure, Table, figures, tables, troubles
+from shoal_cli.page.series import MOST_DEVICES
+from shoal_cli.page.tables import Figure, Table, figures, tables, title, troubles
+from shoal_protocol.visible import visible
 
 
 def document(report: RunReport, library: str) -> str:
     """The whole page; `library` is the JavaScript that draws (vegaEmbed)."""
     drawn = charts(report)
     specs = json.dumps({chart.name: chart.spec for chart in drawn}, separators=(",", ":"))
-    names = ", ".join(job.name for job in report.jobs)
+    names = title(report.jobs)
     parts = (
         *_head(report, names),
         *_troubles(troubles(report)),
@@ -30,7 +32,7 @@ def document(report: RunReport, library: str) -> str:
         (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>Run of {escape(names)}</title>",
+            f"<title>Run of {_text(names)}</title>",
             f"<style>\n{_file('page.css')}</style>",
             "</head>\n<body>\n<main>",
             *parts,
@@ -49,12 +51,21 @@ def _head(report: RunReport, names: str) -> Iterable[str]:
         verdict = "Interrupted"
     elif all(job.ran_nothing for job in report.jobs):
         verdict = "Nothing was left to do"
-    yield f"<header>\n<h1>Run of {escape(names)}</h1>"
+    yield f"<header>\n<h1>Run of {_text(names)}</h1>"
     yield (
         f'<p><span class="{kind}">{verdict}</span> <span class="soft">'
-        f"{escape(_moment(report.started))}, Shoal {escape(report.shoal_version)}</span></p>"
+        f"{_text(_moment(report.started))}, Shoal {_text(report.shoal_version)}</span></p>"
     )
-    yield f"<dl>{''.join(map(_number, figures(report)))}</dl>\n</header>"
+    yield f"<dl>{''.join(map(_number, figures(report)))}</dl>"
+    if (more := len(report.devices) - MOST_DEVICES) > 0:
+        text = f"Charts and times are of {MOST_DEVICES} devices; {more} more are in the report."
+        yield f'<p class="soft">{text}</p>'
+    yield "</header>"
+
+
+def _text(of: str) -> str:
+    """A text that is only shown: no markup, and no order of letters but its own."""
+    return escape(visible(of))
 
 
 def _moment(started: str) -> str:
@@ -64,20 +75,20 @@ def _moment(started: str) -> str:
 
 def _number(figure: Figure) -> str:
     kind = ' class="bad"' if figure.wrong else ""
-    return f"<div><dt>{escape(figure.name)}</dt><dd{kind}>{escape(figure.value)}</dd></div>"
+    return f"<div><dt>{_text(figure.name)}</dt><dd{kind}>{_text(figure.value)}</dd></div>"
 
 
 def _troubles(found: Iterable[str]) -> Iterable[str]:
-    if items := "".join(f"<li>{escape(text)}</li>" for text in found):
+    if items := "".join(f"<li>{_text(text)}</li>" for text in found):
         yield f'<ul id="troubles">{items}</ul>'
 
 
 def _figure(chart: Chart) -> str:
     return (
         f'<section class="figure">'
-        f"<h2>{escape(chart.title)}</h2>\n<figure>"
-        f"<figcaption>{escape(chart.text)}</figcaption>"
-        f'<div class="chart" id="{chart.name}" role="img" aria-label="{escape(chart.text)}"></div>'
+        f"<h2>{_text(chart.title)}</h2>\n<figure>"
+        f"<figcaption>{_text(chart.text)}</figcaption>"
+        f'<div class="chart" id="{chart.name}" role="img" aria-label="{_text(chart.text)}"></div>'
         "</figure></section>"
     )
 
@@ -90,14 +101,14 @@ def _table(table: Table) -> str:
     )
     more = f"<p>{table.left_out} more are in the report.</p>" if table.left_out else ""
     return (
-        f'<section><h2>{escape(table.title)}</h2>\n<div class="wide"><table>'
+        f'<section><h2>{_text(table.title)}</h2>\n<div class="wide"><table>'
         f"<thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table></div>{more}</section>"
     )
 
 
 def _cell(tag: str, index: int, text: str, table: Table) -> str:
     kind = ' class="name"' if index < table.names else ""
-    return f"<{tag}{kind}>{escape(text)}</{tag}>"
+    return f"<{tag}{kind}>{_text(text)}</{tag}>"
 
 
 def _file(name: str) -> str:

@@ -8,9 +8,11 @@ from shoal_cli.local.report import DeviceReport, JobReport, RunReport
 from shoal_cli.page.series import ACTIVITIES, device_series
 from shoal_planner.outcome import duration
 from shoal_protocol.partition import MODEL
-from shoal_protocol.units import NANOSECONDS_PER_SECOND, format_bytes, format_number
+from shoal_protocol.units import NANOSECONDS_PER_SECOND, counted, format_bytes, format_number
 
 MOST_ROWS: Final = 200
+MOST_NAMED: Final = 3
+"""Jobs in the title."""
 NOTHING: Final = "-"
 
 R = TypeVar("R")
@@ -36,6 +38,13 @@ class Figure:
     name: str
     value: str
     wrong: bool = False
+
+
+def title(jobs: Sequence[JobReport]) -> str:
+    """What ran, in a line."""
+    named = ", ".join(job.name for job in jobs[:MOST_NAMED])
+    more = len(jobs) - MOST_NAMED
+    return f"{named} and {counted(more, 'other job')}" if more > 0 else named or "no job"
 
 
 def figures(report: RunReport) -> tuple[Figure, ...]:

@@ -5,6 +5,7 @@
     serving         its processes: the enrolment service here, the coordinator beside it
     submission      `shoal run --coordinator`: jobs cut here, run there, results brought back
     sent_jobs       what a job is called there, and where its files are
+    watching        jobs there, watched for as long as they take
     remote_devices  its devices, as manifests and plans see them
     remote_pools    a coordinator as a pool of a program (`shoal.pool(coordinator=...)`)
 

@@ -7,7 +7,8 @@ make another job.
 import contextlib
 import hashlib
 import platform
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -23,6 +24,8 @@ from shoal_protocol.coordinator_client import CoordinatorClient
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 _NAME_LENGTH: Final = 48
+_NAMED: Final = 3
+"""Jobs that a note names, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,21 @@ def name_there(job: PlannedJob) -> str:
     facts = (document.model_digest, inputs, str(job.order.lossy))
     digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()
     return f"{job.order.name[:_NAME_LENGTH].rstrip('-.')}-{digest[:8]}"
+
+
+def other_work_note(sent: Sent, there: Collection[str]) -> str:
+    """That the coordinator has this job with other inputs or another model: it does not resume; ""
+    where it knows this work, or none of that name."""
+    stem, _, _ = sent.name.rpartition("-")
+    pattern = re.compile(rf"{re.escape(stem)}-[0-9a-f]{{8}}")
+    others = [name for name in there if pattern.fullmatch(name)]
+    if not others or sent.name in there:
+        return ""
+    known = ", ".join(others[-_NAMED:])
+    return (
+        f"{sent.name} is a new job: {known} there has other inputs or another model; "
+        "`shoal cancel --remove` removes what is not wanted"
+    )
 
 
 def _followed(job: PlannedJob) -> str:

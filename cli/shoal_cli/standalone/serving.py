@@ -24,6 +24,7 @@ from shoal_protocol.pki.enrolment import (
     ReviewFailed,
     listen_for_enrolment,
 )
+from shoal_protocol.threads import in_thread
 
 _GRACE_SECONDS: Final = 10.0
 _CHECK_SECONDS: Final = 600.0
@@ -121,9 +122,8 @@ async def listen(standalone: Standalone, authority: Authority) -> Listener:
     async def review(token: str, wanted: Request) -> Grant:
         async with reviewing:  # a token is good for one key, also when two come at once
             try:
-                return await asyncio.to_thread(
-                    folder.invitations.review, token, wanted, authority, _now()
-                )
+                # In any case to its end: the caller may hang up amid a record of a first use.
+                return await in_thread(folder.invitations.review, token, wanted, authority, _now())
             except OSError as error:
                 raise ReviewFailed(str(error)) from error
 
@@ -157,12 +157,14 @@ async def keep_renewed(
 
 
 def coordinator_process(standalone: Standalone) -> ProcessSpec:
-    """What is started. Its log tells of jobs and devices unless the arguments say otherwise."""
+    """What is started. Its log tells of jobs and devices unless the arguments say otherwise. Who is
+    forgotten gets no other certificate, and is gone when the last one has expired."""
     folder, files = standalone.folder, standalone.folder.credentials
     command = [sys.executable, "-m", "shoal_coordinator", "--exit-with-parent"]
     command += ["--listen", standalone.target, "--store", str(folder.store)]
     command += ["--tls-ca", str(files.ca), "--tls-certificate", str(files.certificate)]
-    command += ["--tls-key", str(files.key), "--log-level", "info", *standalone.arguments]
+    command += ["--tls-key", str(files.key), "--sessions-expire"]
+    command += ["--log-level", "info", *standalone.arguments]
     return ProcessSpec(
         name=_PROCESS,
         title="the coordinator",

@@ -45,7 +45,9 @@ from shoal_cli.standalone.sent_jobs import (
     drop_failures,
     folder_there,
     name_there,
+    other_work_note,
 )
+from shoal_cli.standalone.watching import watching
 from shoal_cli.transfer.coordinators import upload_fragments
 from shoal_cli.transfer.copying import Progress, copy
 from shoal_cli.transfer.feeds import Feeds
@@ -147,20 +149,17 @@ class _Run:
     async def _run_planned(self, jobs: Sequence[Sent]) -> None:
         for sent in jobs:
             await self._send(sent)
-        channel = self.coordinator.channel()
-        watch = Watch(channel)
-        watch.take([sent.request() for sent in jobs])
-        try:
-            await self._watch(watch, jobs)
-            for sent in jobs:
-                await self._fetch(sent)
-            await watch.last_poll()  # devices say what they moved and took a moment later
-        finally:
-            planned = [sent.job for sent in jobs]
-            self._devices = tuple(
-                device_seen(planned, name, tally) for name, tally in sorted(watch.devices.items())
-            )
-            await channel.close()
+        async with watching(self.coordinator) as watch:
+            watch.take([sent.request() for sent in jobs])
+            try:
+                await self._watch(watch, jobs)
+                for sent in jobs:
+                    await self._fetch(sent)
+                await watch.last_poll()  # devices say what they moved and took a moment later
+            finally:
+                planned = [sent.job for sent in jobs]
+                found = sorted(watch.devices.items())
+                self._devices = tuple(device_seen(planned, name, tally) for name, tally in found)
 
     async def _send(self, sent: Sent) -> None:
         """Phase 2, for one job."""
@@ -169,6 +168,8 @@ class _Run:
         digests = [each.digest for each in sent.job.prepared.document.fragments]
         show = _Shown(self.observer, f"sending {sent.order.name}")
         async with self.coordinator.calling() as client:
+            if text := other_work_note(sent, [each.name for each in await client.jobs()]):
+                self._note(text)
             upload = partial(
                 upload_fragments, self.workspace.store, digests, client, self.coordinator.target
             )

@@ -11,12 +11,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from shoal_cli.transfer.following import copy_new
-from shoal_cli.transfer.joined import CallRefused, CoordinatorAway
+from shoal_cli.transfer.joined import CallRefused, CoordinatorAway, JoinRefused
 from shoal_cli.transfer.places import Source, Target, TransferBroken, TransferRefused
 
 Note = Callable[[str], None]
 
-_REASONS = (TransferBroken, TransferRefused, CoordinatorAway, CallRefused)
+_REASONS = (TransferBroken, TransferRefused, CoordinatorAway, CallRefused, JoinRefused)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,6 +9,7 @@ STATE/coordinators/HOST:PORT/join       the line that it was joined with, for th
 A token that was used is good for the same key only, and with that it renews the certificate.
 """
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -45,10 +46,20 @@ class CoordinatorAway(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reachable:
-    """A coordinator and who we are to it; without credentials behind a Unix socket."""
+    """A coordinator and who we are to it; without credentials behind a Unix socket. `line` is what
+    renews them: a job may take longer than they last."""
 
     target: str
     credentials: Credentials | None = None
+    line: JoinLine | None = None
+
+    def renew(self) -> None:
+        """Have another certificate where that is due; what connects after that shows it. Raises
+        `JoinRefused`, `CoordinatorAway`, `OSError`."""
+        if self.line is not None:
+            folder = _folder(self.target)
+            with _alone(folder):
+                _renew(self.line, folder)
 
     def channel(self) -> grpc.aio.Channel:
         """A channel to it. Raises `channels.AddressRefused`, `OSError`."""
@@ -57,8 +68,9 @@ class Reachable:
 
     @contextlib.asynccontextmanager
     async def calling(self) -> AsyncIterator[CoordinatorClient]:
-        """A client of it. Raises as `channel` does; and `CoordinatorAway` or `CallRefused` for a
-        call that fails."""
+        """A client of it. Raises as `renew` and `channel` do; and `CoordinatorAway` or
+        `CallRefused` for a call that fails."""
+        await asyncio.to_thread(self.renew)
         client = CoordinatorClient(self.channel())
         try:
             with explained(self.target):
@@ -108,9 +120,9 @@ def reach(target: str | None) -> Reachable:
             f"{target} was not joined by this user{f' (but {known})' if known else ''}; "
             "`shoal invite --client` on the coordinator's machine prints a line for `shoal join`"
         ) from error
-    with _alone(folder):
-        _renew(line, folder)
-    return Reachable(target, Credentials.of_folder(folder / "current"))
+    found = Reachable(target, Credentials.of_folder(folder / "current"), line)
+    found.renew()
+    return found
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from shoal_coordinator.server.device_session import DeviceSession
 from shoal_coordinator.server.excesses import Excesses
 from shoal_coordinator.server.messenger import Messenger
 from shoal_coordinator.server.metrics import CoordinatorMetrics
+from shoal_coordinator.server.progress import Progress
 from shoal_coordinator.server.reports import reported
 from shoal_coordinator.server.routes import Relay, Routes
 from shoal_coordinator.server.task_results import Run
@@ -72,7 +73,7 @@ class Driver:
         """Each is called with the message of an exception that a job's processing has raised."""
         self.on_results_unwritable: Callable[[str, str], None] = lambda _job, _message: None
         """Called with what keeps a job's outputs from taking any more results."""
-        self.progressed_at = monotonic_ns()
+        self.progress = Progress()
         self.deliveries = Deliveries(self._delivery_failed)
         self.excesses = Excesses()
         self.timeline = Timeline()
@@ -146,7 +147,7 @@ class Driver:
                 self._job_ended(name)  # an error has swallowed its end
             if self._failed_ticks == failed:
                 self._failed_ticks = 0
-                self.progressed_at = now
+                self.progress.moved()
 
     def _step(self, event: ev.Event, job: str | None, device: str | None) -> None:
         started = perf_counter()

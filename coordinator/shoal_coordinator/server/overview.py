@@ -34,6 +34,9 @@ DEVICES: Final = 256
 JOBS: Final = 64
 PART_BYTES: Final = 1 << 20
 """Of all devices, and of all jobs."""
+PAGE_BYTES: Final = 2 << 20
+"""Of devices in one answer. A device that has much on its disk and has run all of it takes 100 KiB,
+and one that lies 400."""
 _NAMES: Final = 32
 _FRAGMENTS: Final = 64
 _FAILURES: Final = 8
@@ -75,9 +78,19 @@ class Overviews:
 
     # ---- devices ---------------------------------------------------------------------------------
 
-    def devices(self) -> list[pb.DeviceStatus]:
-        """Every device that ever joined, by name."""
-        return [self._status(view) for view in views.devices(self.driver.state)]
+    def devices(self, after: str | None) -> pb.ListDevicesResponse:
+        """Every device that ever joined, by name; after a name as many as one answer has."""
+        known, answer, room = views.devices(self.driver.state), pb.ListDevicesResponse(), PAGE_BYTES
+        for view in known:
+            if after is not None and view.name <= after:
+                continue
+            status = self._status(view)
+            room -= status.ByteSize()
+            if after is not None and answer.devices and room < 0:
+                answer.more = True
+                break
+            answer.devices.append(status)
+        return answer
 
     def _status(self, view: views.KnownDevice) -> pb.DeviceStatus:
         session = self.sessions.last.get(view.name)

@@ -35,7 +35,13 @@ from shoal_coordinator.storage.scrubber import Scrubber
 from shoal_coordinator.storage.volume import Volume
 from shoal_protocol.arguments import metrics_address
 from shoal_protocol.bulk.local import BULK, CONTROL, INFER, LocalListener, listen
-from shoal_protocol.channels import AddressRefused, Credentials, is_secured, peer_name
+from shoal_protocol.channels import (
+    AddressRefused,
+    Credentials,
+    has_expired,
+    is_secured,
+    peer_name,
+)
 from shoal_protocol.digests import Digest
 from shoal_protocol.exposition import ExpositionServer
 from shoal_protocol.files import file_frames
@@ -72,7 +78,6 @@ OVERDUE_SECONDS: Final = 600.0
 """When a device that lives but does not answer is disconnected, at the earliest."""
 ANSWER_SECONDS: Final = 60.0
 """How much longer than a task an answer may take: the device reports itself that it gave up."""
-STUCK_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 10.0
 """How often it is counted what running jobs have written to the volume."""
 LOOK_SHARE: Final = 20
@@ -97,6 +102,7 @@ class CoordinatorSettings:
     OpenTelemetry collector. `clients` are the common names that may submit jobs where TLS is used.
     `task_seconds` is the longest that a task may take on a device, its wait for another one there
     included. A caller that takes less than 64 KiB of a file within `stall_seconds` is disconnected.
+    `sessions_expire`: a session ends when the certificate expires that it was opened with.
     """
 
     listen: str
@@ -115,6 +121,7 @@ class CoordinatorSettings:
     insecure: bool = False
     clients: frozenset[str] = field(default_factory=lambda: frozenset({CLIENT, OPERATOR}))
     exit_with_parent: bool = False
+    sessions_expire: bool = False
 
 
 def run_coordinator(settings: CoordinatorSettings) -> int:
@@ -156,15 +163,12 @@ class Coordinator:
 
 @contextlib.asynccontextmanager
 async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
-    tls = settings.credentials is not None
     volume = Volume(settings.store, settings.store_size)
     metrics = CoordinatorMetrics(volume, settings.credentials)
     open_sessions: dict[str, DeviceSession] = {}
     driver = _driver(settings, open_sessions, metrics)
     hub = ExchangeHub(driver.arrivals)
-    sessions = Sessions(
-        driver, hub, open_sessions, tls=tls, telemetry_seconds=settings.telemetry_seconds
-    )
+    sessions = _sessions(settings, driver, hub, open_sessions)
     store = FragmentStore(settings.store)
     ledger = Ledger(settings.state)
     driver.room_for_results = volume.for_results
@@ -178,7 +182,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     roles = Roles(clients=settings.clients)
     service = CoordinatorService(jobs, streams, overviews, placements, volume, roles)
     listener = _listener(
-        _SessionService(sessions, store, scrubber, roles, settings.stall_seconds),
+        _SessionService(sessions, store, scrubber, roles, settings),
         service,
         FilesService(volume, roles, jobs.refuses_inputs),
     )
@@ -235,6 +239,22 @@ def _driver(
     return driver
 
 
+def _sessions(
+    settings: CoordinatorSettings,
+    driver: Driver,
+    hub: ExchangeHub,
+    open_sessions: dict[str, DeviceSession],
+) -> Sessions:
+    return Sessions(
+        driver,
+        hub,
+        open_sessions,
+        tls=settings.credentials is not None,
+        expire=settings.sessions_expire,
+        telemetry_seconds=settings.telemetry_seconds,
+    )
+
+
 def _fragments_in_use(
     jobs: Jobs, streams: ItemStreams, placements: Placements
 ) -> frozenset[Digest]:
@@ -273,13 +293,15 @@ def _exposition(address: str, driver: Driver, metrics: CoordinatorMetrics) -> Ex
     except ValueError as error:
         raise AddressRefused(address, "is no HOST:PORT for metrics") from error
 
-    def readiness() -> str | None:
-        age = (monotonic_ns() - driver.progressed_at) / 1e9
-        if age > STUCK_SECONDS:
-            return f"the dispatcher has not moved for {age:.0f} s"
-        return None
-
-    return ExpositionServer(readiness, host=host, port=port, registry=metrics.registry)
+    progress = driver.progress
+    progress.moved()  # what was done on disks before may have taken long
+    return ExpositionServer(
+        progress.problem,
+        host=host,
+        port=port,
+        registry=metrics.registry,
+        liveness=progress.hung,
+    )
 
 
 async def _measure(driver: Driver, hub: ExchangeHub, metrics: CoordinatorMetrics) -> None:
@@ -307,9 +329,10 @@ class _SessionService:
         store: FragmentStore,
         scrubber: Scrubber,
         roles: Roles,
-        stall_seconds: float,
+        settings: CoordinatorSettings,
     ) -> None:
-        self._stall_seconds = stall_seconds
+        self._stall_seconds = settings.stall_seconds
+        self._expire = settings.sessions_expire
         self._sessions = sessions
         self._store = store
         self._scrubber = scrubber
@@ -317,17 +340,17 @@ class _SessionService:
         self._fetches = CallLimiter(total=FETCHES, each=FETCHES_EACH, waiting=64 - FETCHES_EACH)
 
     async def connect(self, requests: AsyncIterator[AgentMessage], context: ConnectContext) -> None:
-        await self._roles.require(context, Role.DEVICE)
+        await self._require_device(context)
         await self._sessions.connect(requests, context)
 
     async def exchange(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
-        await self._roles.require(context, Role.DEVICE)
+        await self._require_device(context)
         await self._sessions.exchange(requests, context)
 
     async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
         """A file of a fragment from an offset on, read in a thread as fast as it is taken. A caller
         that takes next to nothing is disconnected."""
-        await self._roles.require(context, Role.DEVICE)
+        await self._require_device(context)
         caller = peer_name(context) if is_secured(context) else None
         try:
             async with self._fetches.turn(caller):
@@ -336,6 +359,11 @@ class _SessionService:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except Stalled as error:
             await end_stalled(context, error)
+
+    async def _require_device(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await self._roles.require(context, Role.DEVICE)
+        if self._expire and has_expired(context):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate has expired")
 
     async def _send_file(self, request: FetchFragmentRequest, context: FileContext) -> None:
         opened = partial(self._store.open, request.digest, request.file)

@@ -195,7 +195,8 @@ class CoordinatorService(CoordinatorServicer):
         self, request: pb.ListDevicesRequest, context: _Context
     ) -> pb.ListDevicesResponse:
         await self._roles.require(context, Role.CLIENT)
-        return pb.ListDevicesResponse(devices=self._overviews.devices())
+        after = request.after if request.HasField("after") else None
+        return self._overviews.devices(after)
 
     async def ListJobs(
         self, request: pb.ListJobsRequest, context: _Context

@@ -11,7 +11,8 @@ import logging
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from itertools import count
-from time import monotonic
+from math import inf
+from time import monotonic, time
 from typing import Any, Final
 
 import grpc
@@ -23,7 +24,7 @@ from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
 from shoal_coordinator.server.refusals import CallRefused, aborting
 from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.bulk.transport import GrpcTransport, Transport, TransportBroken
-from shoal_protocol.channels import peer_name
+from shoal_protocol.channels import peer_expiration, peer_name
 from shoal_protocol.control import LocalControl, coordinators_stream
 from shoal_protocol.frames import MalformedFrame
 from shoal_protocol.pacing import WRITE_SECONDS, Allowance
@@ -43,6 +44,9 @@ STRAY_PER_SECOND: Final = 500.0
 them, so they do not count with what the device says unasked."""
 STRAY_AT_ONCE: Final = 2000.0
 
+_CLOCK_SECONDS: Final = 60.0
+"""How often the clock is looked at, which may be set."""
+
 
 class Sessions:
     """All sessions by device, and the two streams that each has."""
@@ -54,11 +58,14 @@ class Sessions:
         by_device: dict[str, DeviceSession],
         *,
         tls: bool,
+        expire: bool,
         telemetry_seconds: float,
     ) -> None:
+        """`expire`: a session ends when the certificate expires that it was opened with."""
         self._driver = driver
         self._hub = hub
         self._tls = tls
+        self._expire = expire
         self._telemetry_seconds = telemetry_seconds
         self._numbers = count(1)
         self._joined = asyncio.Condition()
@@ -78,8 +85,10 @@ class Sessions:
         def identify(device: str) -> None:
             self._identify(device, context)
 
+        ends_at = peer_expiration(context) if self._expire else None
         async with aborting(context):
-            reason = await self._serve(coordinators_stream(requests, context.write), identify)
+            stream = coordinators_stream(requests, context.write)
+            reason = await self._serve(stream, identify, ends_at or inf)
         await context.abort(grpc.StatusCode.ABORTED, reason)
 
     async def connect_locally(self, _: str, transport: LocalTransport) -> str:
@@ -91,8 +100,11 @@ class Sessions:
         except CallRefused as error:
             return str(error)
 
-    async def _serve(self, stream: SessionStream, identify: Callable[[str], None]) -> str:
-        """Serve a control stream; why it ended. Raises `CallRefused`."""
+    async def _serve(
+        self, stream: SessionStream, identify: Callable[[str], None], ends_at: float = inf
+    ) -> str:
+        """Serve a control stream, at most until a time in seconds since 1970; why it ended. Raises
+        `CallRefused`."""
         requests = stream.received()
         try:
             async with asyncio.timeout(HELLO_SECONDS):
@@ -136,6 +148,7 @@ class Sessions:
                 self._read(session, requests),
                 session.outbox.watch(),
                 session.write_all(stream),
+                _expired(ends_at),
             )
         finally:
             self._leave(session, reason)
@@ -247,6 +260,13 @@ class Sessions:
         link.bulk.end(reason)
         if self._hub.links.get(link.device) is link:
             del self._hub.links[link.device]
+
+
+async def _expired(ends_at: float) -> str:
+    """Returns when the certificate has expired that a session was opened with."""
+    while (left := ends_at - time()) > 0:
+        await asyncio.sleep(min(left, _CLOCK_SECONDS))
+    return "the certificate that it was opened with has expired"
 
 
 async def _until_first_ends(session: DeviceSession, *acts: Coroutine[Any, Any, str | None]) -> str:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.server.carrying import is_light
+from shoal_coordinator.storage.volume_paths import LONGEST_JOB, is_job
 from shoal_protocol import PROTOCOL
 from shoal_protocol.choices import LARGEST_BATCH
 from shoal_protocol.digests import Digest, is_digest
@@ -26,7 +27,6 @@ from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb
 
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
-_JOB: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _TEXT: Final = 2000
 MOST_RETRIED: Final = 100_000
 """Failed items that a request may name."""
@@ -332,8 +332,9 @@ _POLICIES: Final = {api.Policy.Value(policy.name): policy for policy in ev.Polic
 
 def check_submission(request: api.SubmitJobRequest, document: PartitionDocument) -> None:
     """Raise `Malformed` for a request that cannot become a job."""
-    if not _JOB.fullmatch(request.name):
-        raise Malformed(f"{request.name[:260]!r} is no name for a job, such as ocr-1")
+    if not is_job(request.name):
+        long = f", of at most {LONGEST_JOB} characters" * (len(request.name) > LONGEST_JOB)
+        raise Malformed(f"{request.name[:260]!r} is no name for a job, such as ocr-1{long}")
     if request.mode not in _MODES or request.policy not in _POLICIES:
         raise Malformed(f"mode {request.mode} or policy {request.policy} is not known here")
     if request.follow and request.mode != api.STREAMING:

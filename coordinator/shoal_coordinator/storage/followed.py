@@ -123,6 +123,7 @@ class FollowedFiles(Catalogue):
     def open(self, folder: Folder) -> Mapping[int, int]:
         self._path = folder.path / NAME
         os.close(folder.open(NAME, os.O_RDWR | os.O_CREAT))  # refuses a link
+        check_logs(folder)
         with translated(self._path):
             self._db = sqlite3.connect(
                 self._path, isolation_level=None, check_same_thread=False, cached_statements=32
@@ -337,6 +338,14 @@ class FollowedFiles(Catalogue):
             with translated(self._path), self._db:
                 self._db.execute("BEGIN")
                 yield self._db
+
+
+def check_logs(folder: Folder) -> None:
+    """Of what SQLite keeps beside the list, a link or what cannot be written says so itself: SQLite
+    would call it too many open files, or damage. Raises `OSError`."""
+    for suffix in ("-wal", "-journal"):
+        with contextlib.suppress(FileNotFoundError):
+            os.close(folder.open(f"{NAME}{suffix}", os.O_RDWR))
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from shoal_coordinator.storage.folders import Folder
-from shoal_coordinator.storage.followed import LISTED_FAILURES, NAME, translated
+from shoal_coordinator.storage.followed import LISTED_FAILURES, NAME, check_logs, translated
 from shoal_coordinator.storage.item_list import FailedItem, Items, ListedItem, place_of
 
 _CHUNK: Final = 1000
@@ -101,6 +101,7 @@ def stored_followed_items(outputs: Path, job: str) -> FollowedItems | None:
         return None
     with contextlib.closing(Folder(path.parent)) as folder:
         os.close(folder.open(NAME, os.O_RDONLY))  # refuses a link
+        check_logs(folder)
     log = path.with_name(f"{NAME}-wal")
 
     def query(statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:

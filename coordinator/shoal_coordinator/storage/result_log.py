@@ -195,6 +195,8 @@ class Group:
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, self._end)
+                if not self._end:
+                    self.remove()
             raise
         finally:
             os.close(descriptor)

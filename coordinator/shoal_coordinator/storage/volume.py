@@ -289,6 +289,8 @@ class Volume:
             raise WrongBytes(str(error)) from error
         if not all((staged / name).is_file() for name in files):
             return
+        for left in set(os.listdir(staged)) - {MANIFEST, *files}:
+            (staged / left).unlink()  # of an upload that broke off; another fragment had the file
         place = self._store.folder(digest)
         place.parent.mkdir(parents=True, exist_ok=True)
         with self._changing:

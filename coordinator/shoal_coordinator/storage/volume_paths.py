@@ -12,7 +12,9 @@ from shoal_protocol.manifest import is_file_name
 INPUTS: Final = "in"
 OUTPUTS: Final = "out"
 FOLDERS: Final = (INPUTS, OUTPUTS)
-_JOB: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+LONGEST_JOB: Final = 245
+"""Characters of a job's name: files are called so with as much as `.tally.tmp` behind it."""
+_JOB: Final = re.compile(rf"[a-z0-9]([-a-z0-9.]{{0,{LONGEST_JOB - 2}}}[a-z0-9])?")
 _NAME_BYTES: Final = 255
 
 
@@ -77,4 +79,5 @@ def is_name(name: str) -> bool:
 
 
 def is_job(name: str) -> bool:
+    """Whether a job can be called like this."""
     return _JOB.fullmatch(name) is not None

@@ -30,6 +30,8 @@ LONGEST_NAME: Final = 64
 """What X.509 allows as a common name."""
 BEFORE: Final = timedelta(minutes=5)
 _SMALLEST_RSA_BITS: Final = 2048
+_LARGEST_EXPONENT_BITS: Final = 32
+"""Everybody's has 17 at most."""
 _REQUEST_BYTES: Final = 16 << 10
 
 
@@ -194,20 +196,13 @@ def parse_request(request: bytes) -> Request:
         raise CertificateRefused(f"a request of {len(request)} bytes")
     try:
         parsed = x509.load_der_x509_csr(request)
+        key = _signable(parsed.public_key())
         proved = parsed.is_signature_valid
-        key = parsed.public_key()
         names = parsed.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     except (ValueError, TypeError, InvalidSignature) as error:
         raise CertificateRefused(f"no request for a certificate: {error}") from error
     if not proved:
         raise CertificateRefused("the request is not signed with its own key")
-    match key:
-        case ec.EllipticCurvePublicKey() | ed25519.Ed25519PublicKey():
-            pass
-        case rsa.RSAPublicKey() if key.key_size >= _SMALLEST_RSA_BITS:
-            pass
-        case _:
-            raise CertificateRefused("the key is of a kind or size that is not signed")
     match [attribute.value for attribute in names]:
         case [str(name)]:
             pass
@@ -217,6 +212,21 @@ def parse_request(request: bytes) -> Request:
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     return Request(name, key, hashlib.sha256(der).digest())
+
+
+def _signable(key: object) -> PublicKey:
+    """A key of a kind that is signed. Asked first: anybody may send a request, and some keys of RSA
+    take fifty times as long to check a signature with."""
+    match key:
+        case ec.EllipticCurvePublicKey() | ed25519.Ed25519PublicKey():
+            return key
+        case rsa.RSAPublicKey() if (
+            key.key_size >= _SMALLEST_RSA_BITS
+            and key.public_numbers().e.bit_length() <= _LARGEST_EXPONENT_BITS
+        ):
+            return key
+        case _:
+            raise CertificateRefused("the key is of a kind or size that is not signed")
 
 
 def renewal_time(certificate: bytes) -> datetime:

@@ -411,14 +411,18 @@ class ItemFailure(_message.Message):
     def __init__(self, item: _Optional[int] = ..., input: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ListDevicesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: str
+    def __init__(self, after: _Optional[str] = ...) -> None: ...
 
 class ListDevicesResponse(_message.Message):
-    __slots__ = ("devices",)
+    __slots__ = ("devices", "more")
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     devices: _containers.RepeatedCompositeFieldContainer[DeviceStatus]
-    def __init__(self, devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ...) -> None: ...
+    more: bool
+    def __init__(self, devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class DeviceStatus(_message.Message):
     __slots__ = ("name", "state", "architecture", "budget_bytes", "floor_bytes", "resident_bytes", "used_bytes", "peak_bytes", "resident", "cached_fragments", "cached_bytes", "loads", "evictions", "tier_hits", "tasks", "sent_bytes", "received_bytes", "fetched_bytes", "silent_seconds", "queued", "budget_excess", "speed", "link_bytes_per_second", "round_trip_seconds", "links", "transfer_seconds_per_byte", "handling_seconds", "times", "cache_bytes", "loading_seconds")

@@ -67,6 +67,21 @@ async def test_a_job_is_listed_cancelled_and_removed(world: World, shoal: Shoal)
         assert (await shoal("jobs"))[2] == "no jobs\n"
 
 
+async def test_a_program_gets_numbers_also_where_they_are_zero(world: World, shoal: Shoal) -> None:
+    world.inputs(3)
+    async with connected(world.device("pi-4", gate=asyncio.Semaphore(0))):
+        await world.submit(name="lines")
+        _, listed, _ = await shoal("jobs", "--json")
+        (job,) = json.loads(listed)
+        counts = [job[name] for name in ("state", "items", "succeeded", "failed", "following")]
+        assert counts == ["RUNNING", 3, 0, 0, False]
+        _, listed, _ = await shoal("devices", "--json")
+        (device,) = json.loads(listed)
+        assert (device["state"], device["budget_bytes"] > 0) == ("READY", True)
+        assert "loading_seconds" not in device, "absent: nothing is being loaded"
+        await shoal("cancel", "lines")
+
+
 async def test_a_job_that_is_not_there_is_named(world: World, shoal: Shoal) -> None:
     status, _, said = await shoal("cancel", "lines")
     assert status == 2

@@ -253,3 +253,15 @@ def test_an_interruption_before_anything_ran_says_what_is_left(
 
 def test_every_error_that_passes_has_a_title() -> None:
     assert {name.rpartition(".")[2] for name in TITLES} >= PASSING
+
+
+def test_a_plan_says_what_of_the_manifests_it_leaves_out(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "models").mkdir()
+    suspended = CLAIMS.replace("outputs: {uri: out}", "outputs: {uri: out}\n  suspend: true")
+    (folder / "job.yaml").write_text(suspended)
+    assert run_app(("plan", "job.yaml")) == 2
+    said = capsys.readouterr().err
+    assert "InferenceJob job: suspended, not run" in said
+    assert "no InferenceJob that is not" in said

@@ -205,6 +205,14 @@ def test_a_run_that_began_nothing_shows_its_reason_alone() -> None:
     assert text.strip() == "ocr: out: cannot be written"
 
 
+def test_a_run_to_which_nothing_came_says_so() -> None:
+    ended = replace(JOB, state="Complete", items=0, succeeded=0, failed=0, resumed=0)
+    text = shown(replace(REPORT, jobs=(ended,)), 100)
+    (row,) = (line.split() for line in text.splitlines() if line.startswith(f"{JOB.name} "))
+    assert row[:3] == [JOB.name, "Complete", "0/0"]
+    assert "nothing to do" not in text
+
+
 def test_a_run_in_which_something_failed_names_its_logs_if_they_stay() -> None:
     assert LOGS not in shown(REPORT, 100)
     assert LOGS in shown(MANY, 100)

@@ -203,3 +203,17 @@ async def test_where_no_finer_cut_fits_ever_more_of_the_largest_items_are_left_o
     assert [bool(cut.outgrown) for cut in tried] == [True, *[False] * (len(tried) - 1)]
     assert [order.plan.cut for order in ran] == ([] if needed == 100 else tried[-1:])
     assert notes == (["it cannot be cut finer: 0 are too few"] if needed else [])
+
+
+def test_a_preference_for_a_device_that_is_not_there_is_told(tmp_path: Path) -> None:
+    pins = "[{fragment: 0, device: onne, policy: Preferred}, {fragment: 1, device: two}]"
+    preferring = (
+        "---\napiVersion: shoal.dev/v1alpha1\nkind: Placement\nmetadata: {name: faces}\n"
+        f"spec: {{partitionRef: {{name: faces}}, poolRef: {{name: shelf}}, pins: {pins}}}\n"
+    )
+    text = POOL + MODEL % {"name": "faces"} + preferring
+    manifests = manifests_of(str(tmp_path / "job.yaml"), list(yaml.safe_load_all(text)))
+    assert read_orders(manifests, {}).notes == (
+        "Placement faces: fragment 0 prefers onne, which DevicePool shelf does not have "
+        "(did you mean one?)",
+    )

@@ -13,7 +13,7 @@ from shoal_cli.local.preparation import cut_into_store, partition_path
 from shoal_planner.budgets import with_other_budgets
 from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
-from shoal_planner.outcome import Plan
+from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import document_from_json
@@ -40,6 +40,13 @@ WIDE_ITEM = Made(
     weights={"b": weight(4, 4, 3, 3)},
     shapes={"x": (1, 4, 1024, 1024)},
 )
+OPEN = Made(
+    text="""g (float[rows,1024] x) => (float[rows,1024] y) {
+        a = MatMul(x, V) b = Relu(a) c = Add(b, x)
+        d = MatMul(c, W) e = Relu(d) y = Add(e, c) }""",
+    weights={"V": weight(1024, 1024), "W": weight(1024, 1024, seed=1)},
+)
+"""Small parts of its layers need more in one fragment than larger ones: each is a node more."""
 
 
 @pytest.mark.parametrize("made", [TABLE, LATE, WIDE_ITEM], ids=["table", "late", "wide item"])
@@ -58,3 +65,44 @@ def test_the_smallest_budget_of_a_plan_is_enough_to_cut_the_model_for(
     cut_into_store(order, tmp_path, lambda done, total: None)
     document = document_from_json(partition_path(tmp_path, "deep").read_bytes())
     assert isinstance(plan(document, smallest, Objective.THROUGHPUT), Plan)
+
+
+def on_device(path: Path, budget_bytes: int, fragments: int) -> Plan | Infeasible:
+    """The plan of so many fragments, for the items of `in` beside the model."""
+    devices = (PoolDevice(name="d", budget_bytes=Bytes(budget_bytes)),)
+    order = CutOrder(
+        name="deep",
+        model="deep",
+        path=path,
+        devices=devices,
+        fragments=fragments,
+        sample=path.parent / "in",
+    )
+    cut_into_store(order, path.parent, lambda done, total: None)
+    document = document_from_json(partition_path(path.parent, "deep").read_bytes())
+    assert len(document.fragments) == fragments
+    return plan(document, devices, Objective.THROUGHPUT)
+
+
+def with_items(made: Made, folder: Path) -> Path:
+    (folder / "in").mkdir()
+    np.save(folder / "in" / "a.npy", np.zeros((16, 1024), np.float32))
+    return made.save(folder)
+
+
+def test_what_a_refused_fragment_needs_is_the_least_of_its_forms(tmp_path: Path) -> None:
+    path = with_items(OPEN, tmp_path)
+    refused = on_device(path, 2 * MIB, 1)
+    assert isinstance(refused, Infeasible)
+    assert refused.need_bytes is not None
+    assert isinstance(on_device(path, refused.need_bytes, 1), Plan), "it is enough"
+    less = refused.need_bytes - MIB // 16
+    assert isinstance(on_device(path, less, 1), Infeasible), "and not more than would do"
+
+
+@pytest.mark.parametrize("rows", ["rows", "16"], ids=["open", "fixed"])
+def test_a_number_of_fragments_is_held_in_small_parts_of_layers_whatever_inputs_leave_open(
+    tmp_path: Path, rows: str
+) -> None:
+    path = with_items(replace(OPEN, text=OPEN.text.replace("rows", rows)), tmp_path)
+    assert isinstance(on_device(path, 8 * MIB, 2), Plan)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal_cli.local.orders import bare_pool, planned_devices
-from shoal_cli.local.speeds import machine_speed, speed_path
+from shoal_cli.local.speeds import SpeedRefused, machine_speed, speed_path
 from shoal_planner.devices import PAGE_BYTES_PER_SECOND
 from shoal_protocol.speed_files import store_speed
 from shoal_protocol.speeds import Speed
@@ -46,9 +46,19 @@ def test_a_machine_that_cannot_be_measured_is_not_known(tmp_path: Path) -> None:
 
 def test_a_file_that_is_named_is_used_as_it_is(tmp_path: Path) -> None:
     environment = {"SHOAL_SPEED": str(tmp_path / "given.json")}
-    assert machine_speed(environment) == Speed()
+    speed_path(environment).touch()
+    assert machine_speed(environment) == Speed(), "an empty one says that nothing is known"
     store_speed(speed_path(environment), SOME, "another machine")
     assert machine_speed(environment) == SOME
+
+
+def test_what_is_named_and_has_no_speeds_is_refused(tmp_path: Path) -> None:
+    environment = {"SHOAL_SPEED": str(tmp_path / "given.json")}
+    with pytest.raises(SpeedRefused, match=r"SHOAL_SPEED: .*given\.json: No such file"):
+        machine_speed(environment)
+    speed_path(environment).write_text("{}")
+    with pytest.raises(SpeedRefused, match=r"given\.json has no speeds"):
+        machine_speed(environment)
 
 
 def test_devices_have_a_thread_each_and_share_the_disk() -> None:

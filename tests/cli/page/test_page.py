@@ -81,6 +81,24 @@ def test_nothing_is_fetched_and_no_name_becomes_markup() -> None:
     assert HOSTILE in elements.text
 
 
+def test_letters_keep_their_order_whatever_a_file_is_called() -> None:
+    failed = FailedItem(item=0, input="\u202ezpn.gpj\x07", reason="\u2066wrong")
+    turned = job(4, NAMES, state="Failed", failed=1, failures=(failed,), message="\u202eb")
+    page = document(run((turned,), ()), LIBRARY)
+    assert not {"\u202e", "\u2066", "\x07"} & {*page}
+    assert r"\u202ezpn.gpj\x07" in Elements(page).text
+
+
+def test_of_many_jobs_and_devices_the_head_says_how_many_there_are() -> None:
+    jobs = tuple(job(4, NAMES, name=f"job-{number}") for number in range(20))
+    few = document(run(jobs[:3], tuple(map(device, NAMES))), LIBRARY)
+    assert "<title>Run of job-0, job-1, job-2</title>" in few
+    assert "are in the report" not in few
+    many = document(run(jobs, tuple(device(f"d{number}") for number in range(70))), LIBRARY)
+    assert "<title>Run of job-0, job-1, job-2 and 17 other jobs</title>" in many
+    assert "Charts and times are of 64 devices; 6 more are in the report." in many
+
+
 def test_everything_that_went_wrong_is_said() -> None:
     said = Elements(document(troubled(), LIBRARY)).text
     for text in (

@@ -8,21 +8,32 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NoReturn
+from threading import Event
+from typing import TYPE_CHECKING, NoReturn
 
+import grpc
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from cli.standalone.conftest import Shelf
+from coordinator.world import refusal
 from shoal_agent.enrolment.identity import Enrolment, Identity
 from shoal_cli.standalone import folders, serving
 from shoal_cli.standalone.folders import AuthorityUnusable, Folder, FolderInUse
-from shoal_cli.standalone.invitations import Kind
+from shoal_cli.standalone.invitations import Invitation, Invitations, Kind
 from shoal_cli.standalone.serving import Standalone, coordinator_process, keep_renewed, listen
 from shoal_cli.transfer import joined
 from shoal_cluster.ports import lasting_port
+from shoal_protocol.identities import ENROLMENT
 from shoal_protocol.join_lines import JoinLine
 from shoal_protocol.pki import request
 from shoal_protocol.pki.authority import Authority, is_issued_by, renewal_time
+from shoal_protocol.pki.enrolment import USED_WITH_ANOTHER_KEY
+from shoal_protocol.v1.enrolment_pb2 import EnrolRequest, EnrolResponse
+from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
+
+if TYPE_CHECKING:
+    from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentAsyncStub
 
 PATIENCE_SECONDS = 60.0
 
@@ -40,6 +51,18 @@ def due(target: str, **times: float) -> Path:
     note = joined._folder(target) / "current" / "identity.json"
     note.write_text(json.dumps(json.loads(note.read_text()) | times))
     return note.with_name("certificate.pem")
+
+
+async def enrol_at(shelf: Shelf, line: JoinLine, name: str) -> EnrolResponse:
+    """One call, with a key of its own."""
+    shown = (shelf.folder.root / "enrolment/certificate.pem").read_bytes()
+    options = [("grpc.ssl_target_name_override", ENROLMENT)]
+    trust = grpc.ssl_channel_credentials(shown)
+    asked = request._request(ec.generate_private_key(ec.SECP256R1()), name)
+    async with grpc.aio.secure_channel(line.enrolment_target, trust, options) as channel:
+        stub: EnrolmentAsyncStub = EnrolmentStub(channel)
+        order = EnrolRequest(token=line.token, certificate_request=asked)
+        return await stub.Enrol(order, timeout=PATIENCE_SECONDS)
 
 
 async def test_a_client_gets_a_certificate_of_its_own(shelf: Shelf) -> None:
@@ -174,6 +197,27 @@ async def test_a_device_with_a_stolen_line_gets_nothing(shelf: Shelf) -> None:
             await asyncio.sleep(0.05)
     assert not waiting.done()
     waiting.cancel()
+
+
+async def test_who_hangs_up_does_not_make_a_token_good_for_two_keys(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a slow disk: the first call is given up while its record is being written."""
+    line, writing = shelf.line(Kind.DEVICE), Event()
+    write = Invitations._write
+
+    def slowly(self: Invitations, path: Path, record: Invitation) -> None:
+        writing.set()
+        time.sleep(1.0)
+        write(self, path, record)
+
+    monkeypatch.setattr(Invitations, "_write", slowly)
+    first = asyncio.create_task(enrol_at(shelf, line, "pi-4"))
+    assert await asyncio.to_thread(writing.wait, PATIENCE_SECONDS)
+    first.cancel()
+    code, text = await refusal(enrol_at(shelf, line, "pi-5"))
+    assert (code, text) == (grpc.StatusCode.PERMISSION_DENIED, USED_WITH_ANOTHER_KEY)
+    assert shelf.folder.invitations.devices() == ["pi-4"]
 
 
 def test_the_authority_and_the_fingerprint_survive_a_restart(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from shoal_cli.local.planning import plan_on_pool
 from shoal_cli.local.preparation import Prepared, cut_into_store, partition_path
 from shoal_cli.local.watch import DeviceTally
 from shoal_cli.standalone.remote_devices import as_measured, device_seen, on_devices
-from shoal_cli.standalone.sent_jobs import Sent, drop_failures, name_there
+from shoal_cli.standalone.sent_jobs import Sent, drop_failures, name_there, other_work_note
 from shoal_protocol.choices import Mode, Policy, Residency
 from shoal_protocol.partition import document_from_json
 from shoal_protocol.v1 import coordinator_pb2 as api
@@ -86,6 +86,14 @@ def test_other_inputs_are_another_job(job: PlannedJob) -> None:
     changed = np.zeros((4, WIDTH), np.float32)
     np.savez(job.order.inputs / "00.npz", x=changed)
     assert name_there(job) != before
+
+
+def test_a_job_of_that_name_with_other_inputs_is_told(job: PlannedJob) -> None:
+    sent = Sent(name_there(job), job)
+    assert other_work_note(sent, ["smaller-0d41b7aa", "small-2-0d41b7aa", "lines"]) == ""
+    assert other_work_note(sent, ["small-0d41b7aa", sent.name]) == "", "it resumes"
+    told = other_work_note(sent, ["lines", "small-0d41b7aa"])
+    assert told.startswith(f"{sent.name} is a new job: small-0d41b7aa there has other inputs")
 
 
 def test_a_complete_job_leaves_nothing_of_what_failed_before(job: PlannedJob) -> None:

@@ -1,6 +1,7 @@
 """An authority signs what it should, for as long as it should, and nothing else."""
 
 from datetime import UTC, datetime, timedelta
+from math import gcd
 
 import pytest
 from cryptography import x509
@@ -39,6 +40,18 @@ def request(
     )
     signed = builder.sign(key or ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
     return signed.public_bytes(serialization.Encoding.DER)
+
+
+def costly_key() -> rsa.RSAPrivateKey:
+    """One whose signatures take fifty times as long to check as others'."""
+    plain = rsa.generate_private_key(65537, 2048).private_numbers()
+    p, q = plain.p, plain.q
+    order = (p - 1) * (q - 1)
+    e = next(each for each in range(2**2000 + 1, 2**2001, 2) if gcd(each, order) == 1)
+    d = pow(e, -1, order)
+    rest = rsa.rsa_crt_dmp1(d, p), rsa.rsa_crt_dmq1(d, q), rsa.rsa_crt_iqmp(p, q)
+    numbers = rsa.RSAPrivateNumbers(p, q, d, *rest, rsa.RSAPublicNumbers(e, p * q))
+    return numbers.private_key(unsafe_skip_rsa_key_validation=True)
 
 
 def test_a_certificate_says_who_where_and_for_how_long(authority: Authority) -> None:
@@ -81,11 +94,12 @@ def test_of_a_request_only_name_and_key_count(authority: Authority) -> None:
             request("pi-4", key=rsa.generate_private_key(65537, 1024)),  # noqa: S505 - that is it
             "kind or size",
         ),
+        (request("pi-4", key=costly_key()), "kind or size"),
         (request("pi-4")[:-3] + b"\0\0\0", "not signed with its own key"),
         (b"nonsense", "no request for a certificate"),
         (b"x" * 20_000, "a request of 20000 bytes"),
     ],
-    ids=["name", "names", "no name", "key", "signature", "nonsense", "size"],
+    ids=["name", "names", "no name", "key", "exponent", "signature", "nonsense", "size"],
 )
 def test_other_requests_are_refused(authority: Authority, asked: bytes, said: str) -> None:
     with pytest.raises(CertificateRefused) as caught:

@@ -1,0 +1,82 @@
+"""Who sends jobs to a coordinator can watch and fetch them for longer than a certificate lasts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from shoal_cli.standalone import serving as standalone_serving
+from shoal_cli.standalone import watching as standalone_watching
+from shoal_cli.standalone.folders import Folder
+from shoal_cli.standalone.invitations import Kind
+from shoal_cli.standalone.serving import Standalone, listen
+from shoal_cli.standalone.watching import watching
+from shoal_cli.transfer import joined
+from shoal_cluster.ports import lasting_port
+from shoal_coordinator.server import CoordinatorSettings, serving
+from shoal_protocol.pki.enrolment import EnrolmentService
+
+BRIEF = timedelta(seconds=10)
+"""All of it is the last third: it is renewed whenever that is looked at."""
+
+
+@pytest.fixture
+async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Standalone]:
+    """A coordinator's enrolment, whose certificates are brief."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "user"))
+    monkeypatch.setattr(
+        standalone_serving, "EnrolmentService", partial(EnrolmentService, lifetime=BRIEF)
+    )
+    port, now = lasting_port(in_a_row=2), datetime.now(UTC)
+    standalone = Standalone(folder=Folder(tmp_path / "shelf"), host="127.0.0.1", port=port)
+    folder = standalone.folder
+    with folder.locked():
+        authority = folder.authority(now)
+        folder.renew(authority, now)
+        folder.note_address(standalone.host, port)
+        listener = await listen(standalone, authority)
+        line = folder.line(folder.invitations.add(Kind.CLIENT, now, timedelta(hours=1)))
+        await asyncio.to_thread(joined.join, line)
+        yield standalone
+        await listener.stop(None)
+
+
+@asynccontextmanager
+async def coordinator(place: Standalone) -> AsyncIterator[None]:
+    settings = CoordinatorSettings(
+        listen=f"127.0.0.1:{place.port}",
+        store=place.folder.store,
+        state=place.folder.store / "state",
+        credentials=place.folder.credentials,
+    )
+    async with serving(settings):
+        yield
+
+
+async def test_results_are_fetched_after_the_first_certificate_has_ended(place: Standalone) -> None:
+    async with coordinator(place):
+        shelf = await asyncio.to_thread(joined.reach, f"127.0.0.1:{place.port}")
+        await asyncio.sleep(BRIEF.total_seconds() + 1)
+        async with shelf.calling() as client:
+            assert await client.jobs() == []
+
+
+async def test_a_watch_finds_a_coordinator_again_after_the_first_certificate_has_ended(
+    place: Standalone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standalone_watching, "RENEWAL_SECONDS", 2.0)
+    shelf = await asyncio.to_thread(joined.reach, f"127.0.0.1:{place.port}")
+    async with watching(shelf) as watch:
+        async with coordinator(place):
+            assert list(await watch.poll()) == []
+            await asyncio.sleep(BRIEF.total_seconds() + 1)
+        await watch.poll()
+        assert watch._away
+        async with coordinator(place), asyncio.timeout(60):
+            while watch._away:
+                await asyncio.sleep(0.2)
+                await watch.poll()

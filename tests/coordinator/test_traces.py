@@ -144,7 +144,8 @@ async def test_a_task_ends_whose_inputs_did_not_reach_its_device(
     monkeypatch.setattr(deliveries, "LINK_SECONDS", 0.0)
     world.inputs(1, size=100_000)
     async with connected(world.device("pi-4")):
-        session = world.coordinator.sessions.by_device["pi-4"]
+        while (session := world.coordinator.sessions.by_device.get("pi-4")) is None:
+            await asyncio.sleep(0.01)  # the device has its welcome first
         await session.linked.wait()
         session.linked.clear()
         await world.submit()

@@ -106,7 +106,8 @@ def placed(answer: Plan | Infeasible) -> Plan:
 
 
 def reloads(answer: Plan) -> bool:
-    return any(stage.held(Holding.RELOADED) for stage in answer.stages)
+    """Whether some device does not hold its fragments at once, with room for other items."""
+    return answer.waiting or any(stage.held(Holding.RELOADED) for stage in answer.stages)
 
 
 def every_division(document: PartitionDocument, pool: Sequence[PoolDevice]) -> Iterator[Division]:

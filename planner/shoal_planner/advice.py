@@ -9,7 +9,7 @@ size alone may fit; where none does, one node is too large by itself.
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.cuts import CutRequest, Frames, Refusal, choose_cuts
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout
 from shoal_protocol.units import format_bytes
@@ -43,7 +43,7 @@ def advise(profile: Profile, cuts: tuple[int, ...], budget_bytes: int) -> Advice
         return None
     for_size = choose_cuts(profile, CutRequest(max_bytes=budget_bytes))
     if isinstance(for_size, Refusal):
-        return for_size
+        return _while_others_wait(profile, budget_bytes)
     fewest, now = len(for_size) + 1, len(cuts) + 1
     first = max(fewest, now + 1)  # fewer than the fewest cannot fit
     for count in range(first, min(first + _TRIES, MOST_FRAGMENTS + 1)):
@@ -53,6 +53,16 @@ def advise(profile: Profile, cuts: tuple[int, ...], budget_bytes: int) -> Advice
         if (need := largest(profile, counted)) <= budget_bytes:
             return CutAdvice(count, need)
     return CutForSize(fewest, largest(profile, for_size))
+
+
+def _while_others_wait(profile: Profile, budget_bytes: int) -> CutForSize | Refusal:
+    """What fits without room for other items. Budgets alone lead to such a cut."""
+    cuts = choose_cuts(profile, CutRequest(max_bytes=budget_bytes, frames=Frames.NONE))
+    if isinstance(cuts, Refusal):
+        return cuts
+    pieces = Layout(profile).pieces(cuts)
+    need = max(piece.segment.resident_bytes for piece in pieces)
+    return CutForSize(len(cuts) + 1, need)
 
 
 def largest(profile: Profile, cuts: tuple[int, ...]) -> int:

@@ -40,7 +40,8 @@ class Contest:
         seen = {self.best}
         for name, each in named:
             if isinstance(each, Rejected):
-                yield each
+                if not self._is_on_one_device():
+                    yield each
             elif each not in seen:
                 seen.add(each)
                 yield self._weighed(name, each)
@@ -59,6 +60,10 @@ class Contest:
             period_nanoseconds=period if predictable else None,
             latency_nanoseconds=latency if predictable else None,
         )
+
+    def _is_on_one_device(self) -> bool:
+        """Of the best: whether one device has all fragments, if only one after the other."""
+        return len(self.best) == 1 and len(self.best[0].devices) == 1
 
     def _on_one_device(self) -> Divisions | Rejected:
         """All fragments on the device that is best with them."""
@@ -131,6 +136,8 @@ def _would_reload(costs: Costs, lost: Divisions) -> str:
         for device in division.devices:
             if costs.at_once(division.span, device):
                 continue
+            if len(division.span) == 1:
+                return f"{device.name} has no room for other items beside its fragment: they wait"
             if device.single:
                 return f"{device.name} holds one fragment at a time: it would load them in turn"
             if lacking := _lacking_disk(costs, division.span, device):

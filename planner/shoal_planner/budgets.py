@@ -32,11 +32,13 @@ MOST_BUDGETS: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtBudget:
-    """What the plan gives where each device has this budget. Rates are None where unknown."""
+    """What the plan gives where each device has this budget. Rates are None where unknown.
+    `waiting`: as of `Plan`."""
 
     budget_bytes: int
     predicted: Rates
     holding: Holding
+    waiting: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ def explain_budgets(others: OtherBudgets) -> Table:
         title = f"No smaller budget than {format_upwards(in_turn)} on {where} works; "
         title += "some sizes are unknown, and more may be needed"
     elif in_turn < at_once:
-        title += f"; {format_upwards(in_turn)} where fragments are loaded in turn"
+        title += f"; {format_upwards(in_turn)} where {_at_least(others.plans)}"
     numbers = ("budget", "an item takes", "items/s")
     return Table(
         title=title,
@@ -137,7 +139,16 @@ def _at_budget(budget: Bytes, answer: Plan) -> AtBudget:
         budget_bytes=budget,
         predicted=predicted(answer),
         holding=next(each for each in ways if each in held),
+        waiting=answer.waiting,
     )
+
+
+def _at_least(plans: Sequence[AtBudget]) -> str:
+    """What it takes to do with the last of these budgets."""
+    waiting = bool(plans) and plans[-1].waiting
+    in_turn = not waiting or plans[-1].holding is Holding.RELOADED
+    said = ["fragments are loaded in turn"] * in_turn + ["other items wait"] * waiting
+    return " and ".join(said)
 
 
 def _row(at: AtBudget) -> tuple[str, ...]:

@@ -25,14 +25,13 @@ How a device holds its span follows from its budget (`Holding`):
 - all fragments *whole*, where `resident_bytes` of all fit at once;
 - else all of them *in blocks*, where `least_bytes` of all fit at once. What a fragment is granted
   between the two says how many of its weights stay in memory: with the least none, with all all of
-  them, in between in proportion; the others are read again for each item.
-  The bytes that remain go where each saves the most reading (`grants`); room for the activations
-  of two items is left;
-- else it *reloads* them: fragments are loaded and unloaded in turn. A fragment that is loaded
-  serves all items that are admitted, so an item takes a part of a load (`items_in_turn`). These
-  items come and go together: receiving overlaps with what the span's first fragment computes, and
-  sending with the last one. Each fragment must fit by itself, at least in blocks.
-  Where the device's disk has no room for all of them, each is fetched again for its turn.
+  them, in between in proportion; the others are read again for each item. The bytes that remain
+  go where each saves the most reading (`grants`); room for the activations of two items is left;
+- else it *reloads* them: fragments are loaded and unloaded in turn; one that is alone stays. A
+  fragment that is loaded serves all items that are admitted, so an item takes a part of a load
+  (`items_in_turn`). These items come and go together: receiving overlaps with what the span's first
+  fragment computes, and sending with the last one. Each fragment must fit by itself, at least in
+  blocks. Where the device's disk has no room for all of them, each is fetched again for its turn.
 
 What is held at once must have room on the device's disk together, what is reloaded one by one
 (`disks`).
@@ -43,8 +42,8 @@ is fetched and prepared before. It is fetched while the device has nothing else 
 beginning on, whatever the stages before it do. A replica takes items from when it has loaded, and
 the period is the mean of the job's items.
 
-In each way there is room for the frames in which the next item comes and the one before leaves:
-both go on while a device runs the present one (`borders.frames_beside`).
+Where it can, a device has room for the frames in which the next item comes and the one before
+leaves while it runs the present one (`borders.frames_beside`); else these wait (`receives`).
 
 Integers only: bytes and nanoseconds, rounded up. Where flops are unknown, resident bytes are used
 for *balance*, and no time is predicted from them (`known`).
@@ -282,7 +281,8 @@ class Costs(SpanCosts):
         held = self.at_once(span, device)
         if held is not None or self.outgrows(span, device, in_turn=True):
             return held
-        return Holding.RELOADED
+        alone = Holding.WHOLE if self.least(span) == self.resident(span) else Holding.IN_BLOCKS
+        return alone if len(span) == 1 else Holding.RELOADED
 
     def receives(self, span: Span, device: PoolDevice) -> bool:
         least, budget = self.least_in_turn(span, waiting=False), device.budget_bytes

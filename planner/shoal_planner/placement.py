@@ -7,7 +7,8 @@ model). It works in phases:
 1. refuse at once what fits nowhere, saying what it needs and what each device has;
 2. search among divisions in which every device holds its fragments at once, whole or in blocks;
 3. only where there is none: allow devices to load and unload fragments for each item;
-4. say what the plan would give, and what its alternatives would have given.
+4. only where there is none either: have other items wait while a fragment runs;
+5. say what the plan would give, and what its alternatives would have given.
 """
 
 from collections.abc import Mapping, Sequence
@@ -161,7 +162,7 @@ def replan(
         goal=goal,
         wishes=wishes,
         before=_divisions(before, devices),
-        reloading=any(stage.held(Holding.RELOADED) for stage in best.stages),
+        reloading=best.waiting or any(stage.held(Holding.RELOADED) for stage in best.stages),
         waiting=best.waiting,
     )
     ideal = _divisions(best.stages, devices)

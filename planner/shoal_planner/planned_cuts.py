@@ -185,7 +185,9 @@ def rejected_cut(fragments: int, lost: Plan | Infeasible, best: Plan | Infeasibl
     name = f"cut into {fragments} fragment{'s' * (fragments != 1)}"
     if isinstance(lost, Infeasible) or isinstance(best, Infeasible):
         return Rejected(alternative=name, reason="its fragments fit these devices in no way")
-    if not is_at_once(lost) and is_at_once(best):
+    if lost.waiting and not best.waiting:
+        reason = "other items would wait on disk, because no memory would be left beside a fragment"
+    elif not is_at_once(lost) and is_at_once(best):
         reason = "devices would load its fragments in turn"
     elif cut_order(lost, best.goal) == cut_order(best, best.goal):
         reason = "is as good"

@@ -176,7 +176,7 @@ def _parts_left(of: Taken) -> str:
 
 
 def is_at_once(answer: Plan | Infeasible) -> bool:
-    """Whether each device holds its fragments at once."""
-    return isinstance(answer, Plan) and not any(
-        stage.held(Holding.RELOADED) for stage in answer.stages
-    )
+    """Whether each device holds its fragments at once, with room for other items."""
+    if isinstance(answer, Infeasible) or answer.waiting:
+        return False
+    return not any(stage.held(Holding.RELOADED) for stage in answer.stages)

@@ -1,11 +1,13 @@
 """Advice about a cut that fits on no device, against every cut there is."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from random_profiles import chain, every_cut, profiles
 from shoal_planner.advice import CutAdvice, CutForSize, advise, in_words, largest
-from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.cuts import CutRequest, Frames, Refusal, choose_cuts
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout
 
@@ -82,3 +84,23 @@ def test_one_node_that_is_too_large_is_named_with_what_it_needs() -> None:
         "cutting finer does not help: node layer 1 (MatMul) needs 41.8 MiB by itself, the limit is "
         "24 MiB; the smallest limit that some cut keeps is 41.8 MiB; raise the budget"
     )
+
+
+def test_a_finer_cut_in_which_other_items_wait_is_advised_where_no_other_fits() -> None:
+    profile = chain(*[8 * MIB] * 12)
+    (taken,) = profile.inputs
+    wide = replace(profile.tensors[taken.name], bytes=8 * MIB)
+    profile = replace(profile, tensors={**profile.tensors, taken.name: wide})
+    least = choose_cuts(profile, CutRequest(max_bytes=1, frames=Frames.NONE))
+    assert isinstance(least, Refusal)
+    need = least.need_bytes or 0
+    assert isinstance(choose_cuts(profile, CutRequest(max_bytes=need)), Refusal)
+    found = advise(profile, (3,), need)
+    assert isinstance(found, CutForSize)
+    assert found.need_bytes <= need
+    asked = choose_cuts(profile, CutRequest(max_bytes=need, frames=Frames.NONE))
+    assert not isinstance(asked, Refusal)
+    assert len(asked) + 1 == found.fragments
+    refused = advise(profile, (3,), need - 1)
+    assert isinstance(refused, Refusal)
+    assert refused.need_bytes == need

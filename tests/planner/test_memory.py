@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragment_pools import MIB, SECOND, ceil, device, partition, placed, read_again
-from shoal_planner.budgets import with_other_budgets
+from shoal_planner.budgets import explain_budgets, with_other_budgets
 from shoal_planner.costs import Costs, Division, Span
 from shoal_planner.device_costs import DeviceCost, Holding, mean_period
 from shoal_planner.devices import (
@@ -278,12 +278,40 @@ def test_the_next_item_waits_where_a_fragment_leaves_no_room_for_its_frames() ->
     assert not in_blocks.waiting
     for budget in (16 * MIB + frames - 1, 16 * MIB):
         tight = placed(plan(document, [device("a", budget=budget)], Objective.LATENCY))
-        assert tight.stages[0].held(Holding.RELOADED)
+        assert tight.stages[0].held(Holding.IN_BLOCKS)
         assert tight.waiting
     short = plan(document, [device("a", budget=16 * MIB - 1)], Objective.LATENCY)
     assert isinstance(short, Infeasible)
     assert (short.need_bytes, short.resident_bytes) == (16 * MIB, 20 * MIB)
     assert "needs at least 16 MiB in blocks, 20 MiB to be resident;" in short.message("det")
+
+
+@pytest.mark.parametrize("least", [16 * MIB, 20 * MIB])
+def test_what_is_alone_on_a_device_is_loaded_once_though_other_items_wait(least: int) -> None:
+    document = partition([10**8], [20 * MIB], [12 * MIB, 0], least=[least])
+    pool = [device("a", budget=21 * MIB), device("slow", budget=MIB)]
+    answer = placed(plan(document, pool, Objective.LATENCY))
+    (cost,) = answer.stages[0].costs
+    assert answer.waiting
+    assert "in turn" not in summary(answer)
+    assert cost.holding is (Holding.IN_BLOCKS if least < 20 * MIB else Holding.WHOLE)
+    assert cost.load == 0
+    (fragment,) = document.fragments
+    read = ceil(paged_bytes(fragment, Bytes(least)) * SECOND, PAGE_BYTES_PER_SECOND)
+    assert cost.period == cost.compute + read
+    table = explain_budgets(with_other_budgets(document, pool, Goal(Objective.LATENCY)))
+    need = format_bytes(Bytes(least))
+    assert table.title.endswith(f"on each of 2 devices; {need} where other items wait")
+    assert {row[-1] for row in table.rows} <= {"whole", "in blocks"}
+    assert not any("all fragments need" in each.reason for each in answer.rejected)
+
+
+def test_an_alternative_in_which_other_items_wait_says_so() -> None:
+    document = partition([10**8] * 2, [12 * MIB, 16 * MIB], [0, 12 * MIB, 0])
+    pool = [device("a", budget=48 * MIB), device("b", budget=17 * MIB)]
+    answer = placed(plan(document, pool, Objective.THROUGHPUT))
+    reasons = {each.alternative: each.reason for each in answer.rejected}
+    assert reasons["even split"] == ("b has no room for other items beside its fragment: they wait")
 
 
 def test_what_enters_a_run_of_fragments_has_room_beside_each_that_is_loaded_in_turn() -> None:

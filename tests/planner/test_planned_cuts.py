@@ -7,7 +7,7 @@ from itertools import combinations, pairwise, product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragment_pools import MIB, SECOND, cut_table, device
+from fragment_pools import MIB, SECOND, cut_table, device, partition, placed
 from random_profiles import profiles
 from shoal_planner.costs import Division, Span
 from shoal_planner.cut_tables import table_of
@@ -15,7 +15,8 @@ from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible
-from shoal_planner.planned_cuts import TableCosts, choose_cut, cut_order, next_cut
+from shoal_planner.placement import plan
+from shoal_planner.planned_cuts import TableCosts, choose_cut, cut_order, next_cut, rejected_cut
 from shoal_planner.segments import Layout
 from shoal_protocol.choices import Objective
 from shoal_protocol.cut_table import CutTable, table_from_json, table_to_json
@@ -191,3 +192,14 @@ def test_of_cuts_that_fit_in_no_way_the_one_that_needs_the_least_says_what_would
     goal = Goal(Objective.THROUGHPUT)
     needs = [Infeasible(problem="", need_bytes=Bytes(size)) for size in (41, 36, 38)]
     assert min(needs, key=lambda each: cut_order(each, goal)).need_bytes == 36
+
+
+def test_a_faster_cut_that_lost_because_other_items_would_wait_says_so() -> None:
+    pool, goal = [device("a", budget=21 * MIB)], Goal(Objective.THROUGHPUT)
+    faster = partition([10**8], [20 * MIB], [12 * MIB, 0], least=[16 * MIB])
+    finer = partition([10**9] * 2, [14 * MIB] * 2, [12 * MIB, MIB, 0])
+    lost, best = (placed(plan(each, pool, goal.objective)) for each in (faster, finer))
+    assert (lost.waiting, best.waiting) == (True, False)
+    assert cut_order(best, goal) < cut_order(lost, goal)
+    assert (lost.period_nanoseconds or 0) < (best.period_nanoseconds or 0)
+    assert rejected_cut(1, lost, best).reason.startswith("other items would wait on disk")

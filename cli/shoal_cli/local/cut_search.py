@@ -348,7 +348,8 @@ def _in_parts(
     suit: Callable[["Source", Profile, bool], Suited],
 ) -> Suited:
     """What suits, with the largest layers in as many parts as that takes; else in blocks alone;
-    else with other items `waiting`. What refuses all is the reason that needs the least."""
+    else the better of both with other items `waiting`. What refuses all is the reason that needs
+    the least."""
     tried: list[tuple[Source, Profile]] = []
     refusals: list[PreparationRefused] = []
     for sliced in _as_fine(order, model, shapes) if order.seen else model.slicings():
@@ -357,17 +358,35 @@ def _in_parts(
             return suit(*tried[-1], False)
         except PreparationRefused as error:
             refusals.insert(0, error)
+    waits: list[Suited] = []
     large = (each for each in tried if not order.seen and _may_be_large(order, each[1]))
     for sliced, profile in islice(large, _LARGE_TRIED):
-        if (suited := _large(order, sliced, profile, shapes)) is not None:
+        if (suited := _large(order, sliced, profile, shapes)) is None:
+            continue
+        if not _waits(order, suited):
             return suited
+        waits.append(suited)
     for each in tried:
         try:
-            return suit(*each, True)
+            waits.append(suit(*each, True))
+            break
         except PreparationRefused as error:
             refusals.insert(0, error)
+    if waits:
+        return min(waits, key=lambda each: cut_order(_plan_of(order, each), order.goal))
     need = refusals[0].need_bytes
     raise refusals[0] if need is None else min(refusals, key=lambda each: each.need_bytes or inf)
+
+
+def _plan_of(order: CutOrder, suited: Suited) -> Plan | Infeasible:
+    cut, _ = suited.best or _best(order, suited)
+    return _plan(cut, order.devices, order)
+
+
+def _waits(order: CutOrder, suited: Suited) -> bool:
+    """Whether other items wait in its best plan."""
+    found = _plan_of(order, suited)
+    return isinstance(found, Plan) and found.waiting
 
 
 def _as_fine(order: CutOrder, model: "Source", shapes: Shapes) -> "list[Source]":

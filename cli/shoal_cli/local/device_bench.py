@@ -68,8 +68,8 @@ _SMALLEST_BYTES: Final = 1 << 20
 
 
 class Needs(NamedTuple):
-    """The smallest budgets in which the model runs, and in which it is resident: what items take on
-    their way is part of both."""
+    """The smallest budgets in which the model runs, while other items wait, and in which it is
+    resident: what these take on their way is part of that one."""
 
     least_bytes: int
     resident_bytes: int

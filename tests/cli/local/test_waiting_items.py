@@ -1,6 +1,7 @@
 """`shoal run` on devices that have no room for other items beside what they run: these wait."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,11 +9,14 @@ import pytest
 from cli.local.workbench import MIB, Workbench
 from made_models import Made, weight
 from shoal_cli.local.cut_orders import CutOrder
-from shoal_cli.local.cut_search import PreparationRefused
+from shoal_cli.local.cut_search import PreparationRefused, find_cut, suit_inputs
 from shoal_cli.local.preparation import cut_into_store
+from shoal_compiler.cutting import Cut
 from shoal_compiler.profile import Source
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.devices import PoolDevice
+from shoal_planner.outcome import Plan
+from shoal_planner.placement import plan_without_alternatives
 from shoal_protocol.units import Bytes
 
 ITEMS = 6
@@ -23,6 +27,19 @@ MADE = Made(
     weights={"b": weight(4, 4, 3, 3)},
     shapes={"x": (1, 4, 512, 512)},
 )
+
+TABLE = Made(
+    text="""g (int64[64] ids, float[3000,512] x) => (float[64,512] y) {
+        m = ReduceMean<axes = [0]>(x) e = Gather(T, ids) g = Add(e, m)
+        a = MatMul(g, W0) b = Relu(a) c = MatMul(b, V0)
+        d = MatMul(c, W1) f = Relu(d) y = MatMul(f, V1) }""",
+    weights={
+        "T": weight(8000, 512),
+        **{f"W{layer}": weight(512, 2048, seed=layer) for layer in range(2)},
+        **{f"V{layer}": weight(2048, 512, seed=layer) for layer in range(2)},
+    },
+)
+"""In one fragment it runs in blocks in 18 MiB while items wait, in three with room for them."""
 
 
 @pytest.mark.real
@@ -54,3 +71,17 @@ def test_items_larger_than_the_room_that_is_left_wait_and_all_are_run(
     report = json.loads(bench.report.read_text())
     assert not report["deaths"]
     assert all(each["peak_bytes_above_floor"] <= each["budget_bytes"] for each in report["devices"])
+
+
+def test_no_item_waits_for_a_large_fragment_where_a_finer_cut_has_room(tmp_path: Path) -> None:
+    model = Source.open(TABLE.save(tmp_path))
+    pool = (PoolDevice(name="d", budget_bytes=Bytes(18 * MIB)),)
+    order = CutOrder(name="table", model="table", path=tmp_path / "model.onnx", devices=pool)
+    whole = Cut(model, model.profile(), ())
+    in_blocks = plan_without_alternatives(whole.document, pool, order.goal)
+    assert isinstance(in_blocks, Plan)
+    assert in_blocks.waiting
+    cut, _ = find_cut(order, suit_inputs(order, model))
+    found = plan_without_alternatives(cut.document, pool, order.goal)
+    assert isinstance(found, Plan)
+    assert not found.waiting

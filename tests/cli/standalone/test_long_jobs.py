@@ -1,6 +1,7 @@
 """Who sends jobs to a coordinator can watch and fetch them for longer than a certificate lasts."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -18,6 +19,7 @@ from shoal_cli.standalone.watching import watching
 from shoal_cli.transfer import joined
 from shoal_cluster.ports import lasting_port
 from shoal_coordinator.server import CoordinatorSettings, serving
+from shoal_protocol.pki import request
 from shoal_protocol.pki.enrolment import EnrolmentService
 
 BRIEF = timedelta(seconds=10)
@@ -80,3 +82,18 @@ async def test_a_watch_finds_a_coordinator_again_after_the_first_certificate_has
             while watch._away:
                 await asyncio.sleep(0.2)
                 await watch.poll()
+
+
+async def test_a_full_disk_stops_nobody_whose_certificate_is_valid_still(
+    place: Standalone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def enrol(order: request.Order) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", order.folder)
+
+    shelf = await asyncio.to_thread(joined.reach, f"127.0.0.1:{place.port}")
+    monkeypatch.setattr(request, "enrol", enrol)
+    async with coordinator(place), shelf.calling() as client:
+        assert await client.jobs() == []
+    await asyncio.sleep(BRIEF.total_seconds() + 1)
+    with pytest.raises(OSError, match="No space left"):
+        shelf.renew()

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
 _BACKOFF_SECONDS: Final = (0.1, 5.0)
 _SILENT_SECONDS: Final = 15.0
+_RENEWED: Final = "its certificate was renewed"
 _GOODBYE_SECONDS: Final = 1.0
 _IDLE_SECONDS: Final = 2.0
 _TIMES: Final = "times.json"
@@ -127,6 +128,7 @@ class Agent:
         self._address, self._port = "", 0
         self._local: LocalListener | None = None
         self._session: Session | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._why_no_session = "not connected yet"
         self._drain = asyncio.Event()
         self._settled = False
@@ -239,14 +241,8 @@ class Agent:
         settings = self.settings
         if settings.listen is None:
             return None
-        peers = Peers(
-            self.name,
-            self._cache,
-            self.tasks,
-            self.uplink,
-            self.counters,
-            limit_bytes=self.largest_budget_bytes,
-        )
+        limit, uplink, counters = self.largest_budget_bytes, self.uplink, self.counters
+        peers = Peers(self.name, self._cache, self.tasks, uplink, counters, limit_bytes=limit)
         listener = Listener(
             lambda server: add_peer_service(server, peers), connections=_CONNECTIONS
         )
@@ -327,7 +323,8 @@ class Agent:
 
     async def _serve_session(self) -> None:
         """One, until it ends. Raises `SessionBroken`, `AddressRefused`."""
-        settings = self.settings
+        settings, identity = self.settings, self._identity
+        renewed = 0 if identity is None else identity.renewed
         try:
             channel = settings.channel()
         except OSError as error:  # a file is away, for one, and may come back
@@ -342,9 +339,9 @@ class Agent:
             def opened() -> None:
                 self._session = session
                 self.counters.sessions += 1
-                if self._identity is not None:
-                    self._identity.accepted()
                 log.info("session %d with %s", session.number, settings.coordinator)
+                if identity is not None and identity.accepted(renewed):
+                    self._leaving = asyncio.create_task(session.drain(_RENEWED))
 
             await session.run(opened)
         except OSError as error:
@@ -391,7 +388,7 @@ class Agent:
         async for _ in self._identity.renewals():
             self.links.renew()
             if self._identity.ends_sessions and self._session is not None:
-                await self._session.drain("its certificate was renewed")
+                await self._session.drain(_RENEWED)
 
     async def _settle(self, channel: grpc.aio.Channel) -> None:
         """Take the floor, once, when there is a connection: that is part of being idle."""

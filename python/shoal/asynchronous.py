@@ -134,7 +134,7 @@ class AsyncPool(OfOneProcess):
             start = await load(Path(path), run, sizes, count)
             start.batch = batch
             self._open_run()  # it may have been closed meanwhile
-        items = Items(run.open_channel(), run.target, start)
+        items = Items(run.open_channel(), run.target, start, run.reopen)
         self._models.append(items)
         return AsyncModel(items)
 

@@ -65,6 +65,10 @@ class Calls:
         self._target = target
         self._local: _LocalCall | None = None
 
+    def use(self, channel: grpc.aio.Channel) -> None:
+        """Have the calls that begin from now on go over another channel."""
+        self._stub = CoordinatorStub(channel)
+
     def open(self, start: pb.SubmitJobRequest) -> Call:
         """A call that is to begin with `start`."""
         fits = start.ByteSize() <= LOCAL_MESSAGE_BYTES

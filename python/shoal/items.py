@@ -20,6 +20,7 @@ import numpy as np
 
 from shoal.calls import Call, CallEnded, Calls
 from shoal.errors import ItemFailed, ModelFailed, PoolClosed, PoolFailed, ShoalError
+from shoal.running import Reopen
 from shoal_protocol import eager
 from shoal_protocol.assembly import Limits
 from shoal_protocol.called_items import ItemFrame, ItemReader, frames_of
@@ -65,9 +66,17 @@ def _own(value: object) -> Array:
 class Items:
     """Until `close`, which ends the channel too. Items that wait then fail with the same error."""
 
-    def __init__(self, channel: grpc.aio.Channel, target: str, start: pb.SubmitJobRequest) -> None:
-        """The channel leads to the target, which a local stream may lead to as well."""
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        target: str,
+        start: pb.SubmitJobRequest,
+        reopen: Reopen | None = None,
+    ) -> None:
+        """The channel leads to the target, which a local stream may lead to as well. `reopen`: as
+        of `Running`."""
         self._channel = channel
+        self._reopen = reopen
         self._calls = Calls(channel, target)
         self._start = start
         self._numbers = count()
@@ -152,6 +161,10 @@ class Items:
         if monotonic() - self._lost_at > GIVE_UP_SECONDS:
             self.fail(PoolFailed(f"no coordinator for {GIVE_UP_SECONDS:g} s: {reason}"))
         await asyncio.sleep(RETRY_SECONDS)
+        if self._reopen is not None and (channel := await self._reopen()) is not None:
+            before, self._channel = self._channel, channel
+            self._calls.use(channel)
+            await before.close()
 
     async def _begin(self, call: Call) -> None:
         with contextlib.suppress(CallEnded):

@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import grpc
+
 from shoal.errors import PoolFailed
 from shoal.processes import workspace
 from shoal.running import Running
@@ -29,11 +31,17 @@ async def running_there(target: str, work: Path | None) -> AsyncIterator[Running
             except RemoteFailed as error:
                 raise PoolFailed(str(error)) from error
 
+        async def reopen() -> grpc.aio.Channel | None:
+            with contextlib.suppress(RemoteFailed):  # with the one that there is, it is tried again
+                return await pool.channel_again()
+            return None
+
         yield Running(
             devices=pool.devices,
             store=place.store,
             target=pool.coordinator.target,
             open_channel=pool.channel,
+            reopen=reopen,
             deliver=deliver,
             failed=_never,
         )

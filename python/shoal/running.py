@@ -3,19 +3,22 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import grpc
 
 from shoal_planner.devices import PoolDevice
 from shoal_protocol.digests import Digest
 
+Reopen: TypeAlias = Callable[[], Awaitable[grpc.aio.Channel | None]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
     """A pool whose `devices` are ready. Models are cut into the `store`; `deliver` takes fragments
-    from there to the coordinator at `target`, which `open_channel` leads to. `failed` returns
-    never, and raises `PoolFailed` when the pool cannot continue."""
+    from there to the coordinator at `target`, which `open_channel` leads to. `reopen`
+    gives another channel in the place of one that broke, or None: that one is to be used. `failed`
+    returns never, and raises `PoolFailed` when the pool cannot continue."""
 
     devices: tuple[PoolDevice, ...]
     store: Path
@@ -23,6 +26,7 @@ class Running:
     open_channel: Callable[[], grpc.aio.Channel]
     deliver: Callable[[Sequence[Digest]], Awaitable[None]]
     failed: Callable[[], Awaitable[None]]
+    reopen: Reopen | None = None
 
 
 class OfOneProcess:

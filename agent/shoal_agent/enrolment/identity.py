@@ -93,6 +93,8 @@ class Identity:
         self._renew_at = self._due = math.inf
         self.why = "not asked yet"
         self.obtained = False
+        self.renewed = 0
+        """How often, since it was obtained."""
 
     async def obtain(self) -> None:
         """Until there is a valid identity: the one in the folder, else a new one."""
@@ -114,6 +116,7 @@ class Identity:
             if self._doubted.is_set() or self._left() <= 0:
                 await self._renew()
                 self._doubted.clear()
+                self.renewed += 1
                 log.info("the certificate was renewed")
                 yield
 
@@ -128,9 +131,11 @@ class Identity:
         signed it; from then on only the time that passes here counts, whatever the clock says."""
         return min(self._renew_at - time.time(), self._due - _elapsed())
 
-    def accepted(self) -> None:
-        """There is a session with this identity."""
+    def accepted(self, renewed: int) -> bool:
+        """There is a session, opened when it had been renewed so often; whether that has to give
+        way to one with the certificate that came meanwhile."""
         self._refused_since, self._patience = None, self._doubt_seconds[0]
+        return self.ends_sessions and renewed != self.renewed
 
     def refused(self) -> None:
         """No session could be opened; this may be why, if that continues."""

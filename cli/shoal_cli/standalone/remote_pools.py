@@ -1,5 +1,6 @@
 """A coordinator as a pool for a program: its devices, a channel to it, fragments sent to it."""
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,12 @@ class RemotePool:
     def channel(self) -> grpc.aio.Channel:
         """A channel to the coordinator. Raises `RemoteFailed`."""
         with _translated():
+            return self.coordinator.channel()
+
+    async def channel_again(self) -> grpc.aio.Channel:
+        """Another one, after a renewal where that is due. Raises `RemoteFailed`."""
+        with _translated():
+            await asyncio.to_thread(self.coordinator.renew)
             return self.coordinator.channel()
 
     async def send(self, store: Path, digests: Sequence[Digest]) -> None:

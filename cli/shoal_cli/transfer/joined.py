@@ -164,7 +164,7 @@ def _renew(line: JoinLine, folder: Path) -> None:
         return
     try:
         _enrol(line, folder)
-    except (CoordinatorAway, JoinRefused):
+    except (CoordinatorAway, JoinRefused, OSError):  # a disk may be full
         if time.time() >= expires_at:
             raise
 

@@ -1,24 +1,32 @@
 """Who sends jobs to a coordinator can watch and fetch them for longer than a certificate lasts."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from shoal import remote
+from shoal.errors import PoolFailed
+from shoal.items import Items
 from shoal_cli.standalone import serving as standalone_serving
 from shoal_cli.standalone import watching as standalone_watching
 from shoal_cli.standalone.folders import Folder
 from shoal_cli.standalone.invitations import Kind
+from shoal_cli.standalone.remote_pools import RemotePool
 from shoal_cli.standalone.serving import Standalone, listen
 from shoal_cli.standalone.watching import watching
 from shoal_cli.transfer import joined
 from shoal_cluster.ports import lasting_port
 from shoal_coordinator.server import CoordinatorSettings, serving
+from shoal_protocol.pki import request
 from shoal_protocol.pki.enrolment import EnrolmentService
+from shoal_protocol.v1 import coordinator_pb2 as pb
 
 BRIEF = timedelta(seconds=10)
 """All of it is the last third: it is renewed whenever that is looked at."""
@@ -80,3 +88,34 @@ async def test_a_watch_finds_a_coordinator_again_after_the_first_certificate_has
             while watch._away:
                 await asyncio.sleep(0.2)
                 await watch.poll()
+
+
+async def test_items_of_a_program_find_a_coordinator_after_the_first_certificate_has_ended(
+    place: Standalone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pool_without_devices(target: str | None) -> RemotePool:
+        return RemotePool(await asyncio.to_thread(joined.reach, target), ())
+
+    monkeypatch.setattr(remote, "remote_pool", pool_without_devices)
+    async with remote.running_there(f"127.0.0.1:{place.port}", tmp_path / "work") as run:
+        items = Items(run.open_channel(), run.target, pb.SubmitJobRequest(name="m"), run.reopen)
+        await asyncio.sleep(BRIEF.total_seconds() + 1)
+        async with coordinator(place):
+            with pytest.raises(PoolFailed, match="the coordinator refused m"):  # it was asked
+                await items.compute(0, {"x": np.zeros(1, np.float32)})
+            await items.close()
+
+
+async def test_a_full_disk_stops_nobody_whose_certificate_is_valid_still(
+    place: Standalone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def enrol(order: request.Order) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", order.folder)
+
+    shelf = await asyncio.to_thread(joined.reach, f"127.0.0.1:{place.port}")
+    monkeypatch.setattr(request, "enrol", enrol)
+    async with coordinator(place), shelf.calling() as client:
+        assert await client.jobs() == []
+    await asyncio.sleep(BRIEF.total_seconds() + 1)
+    with pytest.raises(OSError, match="No space left"):
+        shelf.renew()

@@ -4,6 +4,7 @@
 STATE/coordinators/HOST:PORT/join       the line that it was joined with, for this user alone
                              current/   certificate, key and authority; renewed when two thirds of
                                         the certificate's life have passed
+                             failed     written when a renewal failed
 ```
 
 A token that was used is good for the same key only, and with that it renews the certificate.
@@ -16,7 +17,9 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from typing import Final
 
 import grpc
 
@@ -26,6 +29,11 @@ from shoal_protocol.durable_files import replace_file
 from shoal_protocol.identities import COORDINATOR, USER
 from shoal_protocol.join_lines import JoinLine, parse_join_line
 from shoal_protocol.state_folders import state_folder
+
+_FAILED: Final = "failed"
+_RETRIES: Final = 50
+"""A renewal that failed is tried again so often while the certificate is valid: where nothing comes
+back from the coordinator's address, each costs a minute, and all commands of the user wait."""
 
 
 class NotJoined(Exception):
@@ -160,13 +168,24 @@ def _renew(line: JoinLine, folder: Path) -> None:
         renew_at, expires_at = float(identity["renew_at"]), float(identity["expires_at"])
     except (OSError, ValueError, KeyError, TypeError):
         renew_at, expires_at = 0.0, 0.0
-    if time.time() < renew_at:
+    pause = (expires_at - renew_at) / _RETRIES
+    if time.time() < (renew_at if _since_failed(folder) >= pause else expires_at):
         return
     try:
         _enrol(line, folder)
     except (CoordinatorAway, JoinRefused, OSError):  # a disk may be full
         if time.time() >= expires_at:
             raise
+        with contextlib.suppress(OSError):
+            (folder / _FAILED).touch()
+
+
+def _since_failed(folder: Path) -> float:
+    """Seconds since a renewal failed."""
+    try:
+        return abs(time.time() - (folder / _FAILED).stat().st_mtime)
+    except OSError:
+        return inf
 
 
 def _enrol(line: JoinLine, folder: Path) -> None:

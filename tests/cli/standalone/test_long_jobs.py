@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -119,3 +121,30 @@ async def test_a_full_disk_stops_nobody_whose_certificate_is_valid_still(
     await asyncio.sleep(BRIEF.total_seconds() + 1)
     with pytest.raises(OSError, match="No space left"):
         shelf.renew()
+
+
+async def test_a_renewal_that_failed_is_not_tried_again_with_every_call(
+    place: Standalone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a firewall drops what is sent, each would take a minute."""
+    tried = list[str]()
+
+    def enrol(order: request.Order) -> None:
+        tried.append(order.target)
+        raise request.NoAnswer("nobody answers")
+
+    def valid_for(seconds: float) -> None:
+        identity = joined._folder(shelf.target) / "current" / "identity.json"
+        ends = {"renew_at": 0.0, "expires_at": time.time() + seconds}
+        identity.write_text(json.dumps(json.loads(identity.read_bytes()) | ends))
+
+    shelf = await asyncio.to_thread(joined.reach, f"127.0.0.1:{place.port}")
+    monkeypatch.setattr(request, "enrol", enrol)
+    valid_for(3600)
+    shelf.renew()
+    shelf.renew()
+    assert len(tried) == 1
+    valid_for(-1)
+    with pytest.raises(joined.CoordinatorAway, match="nobody answers"):
+        shelf.renew()
+    assert len(tried) == 2

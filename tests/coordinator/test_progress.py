@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import re
 import time
 from contextlib import closing
 from threading import Thread
@@ -11,6 +12,8 @@ import pytest
 from coordinator.world import World
 from shoal_coordinator.server import progress
 from shoal_coordinator.server.progress import Progress
+
+STANDS = re.compile(r"the dispatcher has not moved for \d+ s\n")
 
 
 def answer(world: World, path: str) -> tuple[int, str]:
@@ -43,7 +46,7 @@ def test_a_dispatcher_that_stands_still_is_not_ready_and_after_a_minute_not_aliv
 async def test_a_loop_that_is_stuck_fails_the_liveness_probe_until_it_moves(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "HUNG_SECONDS", 1.5)
+    monkeypatch.setattr(progress, "HUNG_SECONDS", 4.0)
     assert await asyncio.to_thread(answer, world, "/healthz") == (200, "ok\n")
     found: list[tuple[int, str]] = []
 
@@ -56,7 +59,8 @@ async def test_a_loop_that_is_stuck_fails_the_liveness_probe_until_it_moves(
     while asking.is_alive():
         time.sleep(0.1)
     assert found[0] == (200, "ok\n")
-    assert found[-1] == (503, "the dispatcher has not moved for 2 s\n")
+    assert found[-1][0] == 503
+    assert STANDS.fullmatch(found[-1][1])
     while (await asyncio.to_thread(answer, world, "/healthz"))[0] != 200:
         await asyncio.sleep(0.1)
 
@@ -64,7 +68,7 @@ async def test_a_loop_that_is_stuck_fails_the_liveness_probe_until_it_moves(
 async def test_a_dispatcher_that_fails_at_each_tick_is_not_alive_however_its_loop_moves(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "HUNG_SECONDS", 1.5)
+    monkeypatch.setattr(progress, "HUNG_SECONDS", 4.0)
 
     def broken(*_: object) -> None:
         raise MemoryError
@@ -72,12 +76,13 @@ async def test_a_dispatcher_that_fails_at_each_tick_is_not_alive_however_its_loo
     monkeypatch.setattr("shoal_coordinator.server.driver.step", broken)
     while (said := await asyncio.to_thread(answer, world, "/healthz"))[0] == 200:
         await asyncio.sleep(0.1)
-    assert said == (503, "the dispatcher has not moved for 2 s\n")
+    assert said[0] == 503
+    assert STANDS.fullmatch(said[1])
 
 
 async def test_a_loop_that_is_busy_is_alive(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "HUNG_SECONDS", 3.0)
-    end, said = time.monotonic() + 5, set()
+    monkeypatch.setattr(progress, "HUNG_SECONDS", 4.0)
+    end, said = time.monotonic() + 6, set()
     while time.monotonic() < end:
         time.sleep(0.3)
         said.add(await asyncio.to_thread(answer, world, "/healthz"))

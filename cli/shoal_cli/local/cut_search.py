@@ -372,6 +372,8 @@ def _in_parts(
             break
         except PreparationRefused as error:
             refusals.insert(0, error)
+    if len(waits) == 1:
+        return waits[0]  # to weigh it would be to cut it once more
     if waits:
         return min(waits, key=lambda each: cut_order(_plan_of(order, each), order.goal))
     need = refusals[0].need_bytes

@@ -212,11 +212,12 @@ def _times(lost: Nanoseconds | None, best: Nanoseconds | None) -> str:
 
 def _fewest(costs: TableCosts, pool: Sequence[PoolDevice]) -> tuple[int, ...] | None:
     """The ends of the fewest fragments that each fit: every device whole, else some device whole,
-    else some device in blocks."""
+    else some device in blocks, else some device by itself, while other items wait."""
     rules: tuple[Callable[[Span], bool], ...] = (
         lambda span: all(costs.at_once(span, each) is Holding.WHOLE for each in pool),
         lambda span: any(costs.at_once(span, each) is Holding.WHOLE for each in pool),
         lambda span: any(costs.at_once(span, each) for each in pool),
+        lambda span: any(costs.holding(span, each) for each in pool),
     )
     for fits in rules:
         if (ends := _shortest(costs.count, fits)) is not None:

@@ -150,11 +150,6 @@ def levelled(pool: Sequence[PoolDevice]) -> tuple[PoolDevice, ...]:
     return tuple(replace(each, peers=tuple(_unlike(each))) for each in pool)
 
 
-def are_alike(one: float, other: float) -> bool:
-    """Whether two numbers differ by no more than measurements do."""
-    return other / _ALIKE <= one <= other * _ALIKE
-
-
 def _unlike(device: PoolDevice) -> Iterator[PeerLink]:
     """The links that are not like the device's own."""
     own = device.link_bytes_per_second

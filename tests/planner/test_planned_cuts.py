@@ -130,6 +130,31 @@ def test_what_has_room_in_memory_in_blocks_is_cut_finer_where_a_disk_has_no_room
     assert len(finer.tensors) == 3
 
 
+def test_where_no_memory_is_left_for_frames_a_cut_is_made_in_which_other_items_wait() -> None:
+    of = cut_table([10**8] * 4, [3 * MIB] * 4, [4 * MIB] * 5)
+    chosen = choose_cut(of, [device("small", 13 * MIB)], Goal(Objective.THROUGHPUT))
+    assert chosen is not None
+    assert chosen.tensors == ("t2",)
+
+
+@settings(max_examples=150, deadline=None)
+@given(questions())
+def test_there_is_a_planned_cut_where_there_is_one_whose_fragments_each_fit_a_device(
+    question: tuple[CutTable, list[PoolDevice]],
+) -> None:
+    of, pool = question
+    costs = TableCosts(of)
+    cuts = [
+        list(pairwise((0, *inner, of.end)))
+        for number in range(of.end)
+        for inner in combinations(range(1, of.end), number)
+    ]
+    some = any(
+        all(any(costs.holding(Span(*ends), on) for on in pool) for ends in cut) for cut in cuts
+    )
+    assert (choose_cut(of, pool, Goal(Objective.THROUGHPUT)) is not None) == some
+
+
 def test_a_layer_that_fits_nowhere_leaves_no_cut() -> None:
     of = cut_table([10**8] * 2, [MIB, 40 * MIB])
     assert choose_cut(of, [device("small", 20 * MIB)], Goal(Objective.THROUGHPUT)) is None

@@ -50,15 +50,6 @@ class Usage:
         """Of all places."""
         return self._total
 
-    def by_kind(self) -> dict[str, int]:
-        """Bytes by the first name of their place; `in` and `out` of jobs by that name."""
-        kinds: Counter[str] = Counter()
-        with self._lock:
-            for place, size in self._bytes.items():
-                names = place.split("/")
-                kinds[names[2] if names[0] == "jobs" and len(names) > 2 else names[0]] += size
-        return dict(kinds)
-
     def places(self, folder: Path) -> list[str]:
         """The places that a folder (from the root) has had, and itself."""
         name = folder.as_posix()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.known_cuts import Base
-from shoal_cli.local.sampled_inputs import sampled, with_values
+from shoal_cli.local.sampled_inputs import rows_as_items, sampled, with_values
 from shoal_cli.local.steps import Json
 from shoal_coordinator.storage.inputs import (
     InputSet,
@@ -254,7 +254,8 @@ def suit_inputs(order: CutOrder, model: "Source", base: Base | None = None) -> S
     """A cut for every input; where there is none, for as many of the smaller ones as there is one
     for, so that an item that is too large fails by itself. With a `base`, what was found then
     holds."""
-    inputs = sampled(order, model.inputs(order.shapes))
+    specs = model.inputs(order.shapes)
+    inputs = sampled(order, specs)
     envelopes = () if inputs is None else inputs.envelopes()
     if base is not None:
         profile = model.profile(base.shapes)
@@ -273,6 +274,7 @@ def suit_inputs(order: CutOrder, model: "Source", base: Base | None = None) -> S
         return replace(suited, note=note)
     except PreparationRefused as error:
         refusal = of_all = error
+    hint = rows_as_items(specs, inputs, envelopes[-1])
     covering: tuple[Suited, Shapes] | None = None
     low, high = 0, len(envelopes) - 1
     while low < high:
@@ -285,20 +287,21 @@ def suit_inputs(order: CutOrder, model: "Source", base: Base | None = None) -> S
     if covering is None and isinstance(refusal, _Unplaceable):
         return refusal.suited  # the plan says why
     if covering is None:
-        raise _of_smallest(refusal, of_all)
+        raise _of_smallest(refusal, of_all, hint)
     suited, envelope = covering
-    return replace(suited, note=_beyond(order, inputs.beyond(envelope), refusal))
+    return replace(suited, note=_beyond(order, inputs.beyond(envelope), f"{refusal}{hint}"))
 
 
-def _of_smallest(refusal: PreparationRefused, of_all: PreparationRefused) -> PreparationRefused:
+def _of_smallest(
+    refusal: PreparationRefused, of_all: PreparationRefused, hint: str
+) -> PreparationRefused:
     """No inputs suit: the limit that a cut for the smallest ones keeps is not what the others
     take, so both are told."""
-    need, all_need = refusal.need_bytes, of_all.need_bytes
-    if need is None or all_need is None or need >= all_need:
-        return refusal
-    enough = f"{format_upwards(need)} are enough for its smallest inputs"
-    text = f"{refusal}: {enough}, {format_upwards(all_need)} for all of them"
-    return PreparationRefused(text, need)
+    need, all_need, both = refusal.need_bytes, of_all.need_bytes, ""
+    if need is not None and all_need is not None and need < all_need:
+        enough = f"{format_upwards(need)} are enough for its smallest inputs"
+        both = f": {enough}, {format_upwards(all_need)} for all of them"
+    return PreparationRefused(f"{refusal}{both}{hint}", need)
 
 
 def _not_left_out(order: CutOrder, envelopes: tuple[Shapes, ...]) -> tuple[Shapes, ...]:

@@ -15,8 +15,10 @@ from shoal_coordinator.storage.inputs import (
 )
 from shoal_planner.profile import Profile
 from shoal_protocol.partition import TensorSpec
+from shoal_protocol.units import listed
 
 _FEW: Final = 64
+_NAMED_FILES: Final = 3
 
 
 def sampled(order: CutOrder, inputs: tuple[TensorSpec, ...]) -> InputSet | None:
@@ -60,3 +62,27 @@ def with_values(profile: Profile, inputs: InputSet) -> Profile:
         for name, array in item.items()
     }
     return replace(profile, tensors={**profile.tensors, **known})
+
+
+def rows_as_items(specs: Iterable[TensorSpec], inputs: InputSet, largest: Shapes) -> str:
+    """How rows become items, where a file is one item of several rows because the model leaves the
+    first axis open; empty: none is."""
+    several = [
+        spec.name
+        for spec in specs
+        if spec.shape is not None
+        and len(spec.shape) > 1
+        and not isinstance(spec.shape[0], int)
+        and largest[spec.name][0] > 1
+    ]
+    alone = [file.name for file in inputs.files if file.contents.stacked is None]
+    if not several or not alone:
+        return ""
+    rows = max(largest[name][0] for name in several)
+    found = f"is one item of {rows} rows"
+    if len(alone) > 1:
+        found = f"are one item each, of up to {rows} rows"
+    return (
+        f"; {listed(alone, _NAMED_FILES)} {found}; if each row is an item, give "
+        f"{listed(several, _NAMED_FILES)} one more axis: numpy.expand_dims(array, 1)"
+    )

@@ -2,7 +2,9 @@
 
 import re
 from pathlib import Path
+from tempfile import mkdtemp
 
+import numpy as np
 import pytest
 
 from cli.local.test_preparation import cut_for
@@ -51,3 +53,25 @@ def test_that_the_budgets_take_many_fragments_is_told_each_time(tmp_path: Path) 
     assert note(1_820) == said
     assert note(3_000) == ""
     assert note(1_820, max_bytes=1_820 << 10) == "", "it is what was asked for"
+
+
+def test_a_batch_that_has_no_room_as_one_item_is_refused_with_how_its_rows_become_items(
+    tmp_path: Path,
+) -> None:
+    text = "agraph (float[batch, 64, 64] x) => (float[batch, 64, 64] y) { y = Softmax (x) }"
+    path = Made(text=text, shapes={}).save(tmp_path)
+    rows = np.zeros((3000, 64, 64), np.float32)
+
+    def cut_of(*files: np.ndarray) -> object:
+        samples = Path(mkdtemp(dir=tmp_path))
+        for number, array in enumerate(files):
+            np.save(samples / f"{number}.npy", array)
+        devices = (PoolDevice(name="d", budget_bytes=Bytes(8 * MIB)),)
+        order = CutOrder(name="long", model="long", path=path, devices=devices, sample=samples)
+        return cut_into_store(order, tmp_path, lambda done, total: None, fragments=False)["note"]
+
+    with pytest.raises(PreparationRefused) as refused:
+        cut_of(rows)
+    assert "0.npy is one item of 3000 rows; if each row is an item, give x" in str(refused.value)
+    assert "0.npy, 1.npy are one item each, of up to 3000 rows" in str(cut_of(rows[:1], rows))
+    assert cut_of(np.expand_dims(rows, 1)) == ""

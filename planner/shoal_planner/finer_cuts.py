@@ -28,13 +28,14 @@ from shoal_protocol.partition import Fragment, Outgrown, PartitionDocument
 from shoal_protocol.seen_sizes import Sizes, larger
 from shoal_protocol.units import format_bytes
 
-_TOO_LARGE: Final = "Budget"
-"""The coordinator's reason of a job that failed because a fragment fits on no device."""
+TOO_LARGE: Final = "Budget"
+"""The coordinator's reason of a job that failed because a fragment fits on no device, and of an
+item for which there is too little memory."""
 
 
 def is_too_large(reason: str) -> bool:
     """Whether a job that failed for this reason has a fragment that fits on no device."""
-    return reason == _TOO_LARGE
+    return reason == TOO_LARGE
 
 
 def learned(known: Sizes, found: Sizes) -> Sizes | None:

@@ -118,7 +118,7 @@ def _of_model(model: Path, budgets: Sequence[int], bare: plan_options.BareModel)
         return order
     if not bare.inputs.is_dir():
         raise typer.BadParameter(f"--inputs {bare.inputs}: there is no such folder")
-    return replace(order, cut=replace(order.cut, sample=bare.inputs))
+    return replace(order, cut=replace(order.cut, sample=bare.inputs, smaller_first=True))
 
 
 def _of_manifests(

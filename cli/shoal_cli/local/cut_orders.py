@@ -24,6 +24,7 @@ class CutOrder:
     the cut is for these, where they follow from no shapes. `outgrown` are divided afterwards, one
     after the other: see `shoal_planner.finer_cuts`. So many of the largest kinds of items in
     `sample` are `left_out` of what the cut covers: devices have measured that no cut for them fits.
+    `smaller_first`: others may be left out too, for which another cut is made later.
     `items` are those of the job, where somebody says how many; `follows`: more may come than are in
     `sample`.
     """
@@ -45,6 +46,7 @@ class CutOrder:
     seen: Sizes = field(default_factory=dict)
     outgrown: tuple[Outgrown, ...] = ()
     left_out: int = 0
+    smaller_first: bool = False
     items: int | None = None
     follows: bool = False
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.known_cuts import Base
-from shoal_cli.local.sampled_inputs import rows_as_items, sampled, with_values
+from shoal_cli.local.sampled_inputs import with_values
 from shoal_cli.local.steps import Json
 from shoal_coordinator.storage.inputs import (
     InputSet,
@@ -27,7 +27,6 @@ from shoal_planner.planned_cuts import choose_cut, cut_order, rejected_cut
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout
 from shoal_planner.sharing import is_at_once
-from shoal_protocol.units import format_upwards, listed
 
 if TYPE_CHECKING:
     from shoal_compiler.cutting import Cut
@@ -56,7 +55,8 @@ class Suited:
     """A model that is to be cut, its profile for the `shapes` of the inputs, and where it may be
     cut. The `best` of these cuts, and the others, where that is known already. `learned` is the
     profile with the sizes that items were seen to have besides: what is sought in it holds for
-    these items, and is promised for none."""
+    these items, and is promised for none. `rest`: inputs beyond the shapes are run afterwards, in
+    another cut."""
 
     model: "Source"
     profile: Profile
@@ -64,10 +64,11 @@ class Suited:
     shapes: Shapes
     choices: Sequence[tuple[int, ...]]
     note: str = ""
+    rest: bool = False
     best: tuple["Cut", list[Json]] | None = None
 
 
-class _Unplaceable(PreparationRefused):
+class Unplaceable(PreparationRefused):
     """The cut that was asked for is on no device."""
 
     def __init__(self, reason: str, need_bytes: int | None, suited: Suited) -> None:
@@ -107,12 +108,12 @@ def _choices(order: CutOrder, profile: Profile, *, waiting: bool) -> list[tuple[
     there is a choice: it may do better with one larger fragment in blocks.
     """
     fine = _as_asked(order, profile, waiting=waiting)
-    if not _is_free(order) or len(fine) < len(order.devices):
+    if not is_free(order) or len(fine) < len(order.devices):
         return [fine]
     return [*_coarse(order, profile), fine]
 
 
-def _is_free(order: CutOrder) -> bool:
+def is_free(order: CutOrder) -> bool:
     """Whether it is left to us where to cut."""
     return not (order.tensors or order.fragments or order.max_bytes or order.pinned)
 
@@ -127,7 +128,7 @@ def _may_be_large(order: CutOrder, profile: Profile) -> bool:
     """Whether devices could hold each node in blocks, as far as is known without a cut."""
     most = max((device.budget_bytes for device in order.devices), default=0)
     layout = Layout(profile, row_items=1, gathered=True)
-    return _is_free(order) and max(least_needs(layout), default=0) <= most
+    return is_free(order) and max(least_needs(layout), default=0) <= most
 
 
 def _large(order: CutOrder, model: "Source", profile: Profile, shapes: Shapes) -> Suited | None:
@@ -152,6 +153,7 @@ def find_cut(order: CutOrder, suited: Suited, base: Base | None = None) -> tuple
         positions=cut.positions,
         rejected=rejected,
         note=suited.note,
+        rest=suited.rest,
     )
     return _divided(order, suited, cut.positions) if order.outgrown else cut, base
 
@@ -250,69 +252,7 @@ def many_fragments(order: CutOrder, suited: Suited, fragments: int) -> str:
     return said and f"{order.name}: {said}"
 
 
-def suit_inputs(order: CutOrder, model: "Source", base: Base | None = None) -> Suited:
-    """A cut for every input; where there is none, for as many of the smaller ones as there is one
-    for, so that an item that is too large fails by itself. With a `base`, what was found then
-    holds."""
-    specs = model.inputs(order.shapes)
-    inputs = sampled(order, specs)
-    envelopes = () if inputs is None else inputs.envelopes()
-    if base is not None:
-        profile = model.profile(base.shapes)
-        if inputs is not None and envelopes:
-            profile = with_values(profile, inputs)
-        learned = model.profile(base.shapes, order.seen) if order.seen else profile
-        return Suited(model, profile, learned, base.shapes, base.choices, note=base.note)
-    if inputs is None or not envelopes:
-        if order.left_out:  # nothing depends on how large its items are: that was tried
-            raise PreparationRefused(f"{order.name}: {_OUTGROWN}")
-        return _suited(order, model)
-    envelopes = _not_left_out(order, envelopes)
-    try:
-        suited = _suited_to(order, model, inputs, envelopes[-1])
-        note = _beyond(order, inputs.beyond(envelopes[-1]), _OUTGROWN) if order.left_out else ""
-        return replace(suited, note=note)
-    except PreparationRefused as error:
-        refusal = of_all = error
-    hint = rows_as_items(specs, inputs, envelopes[-1])
-    covering: tuple[Suited, Shapes] | None = None
-    low, high = 0, len(envelopes) - 1
-    while low < high:
-        middle = (low + high) // 2
-        try:
-            covering = _suited_to(order, model, inputs, envelopes[middle]), envelopes[middle]
-            low = middle + 1
-        except PreparationRefused as error:
-            refusal, high = error, middle
-    if covering is None and isinstance(refusal, _Unplaceable):
-        return refusal.suited  # the plan says why
-    if covering is None:
-        raise _of_smallest(refusal, of_all, hint)
-    suited, envelope = covering
-    return replace(suited, note=_beyond(order, inputs.beyond(envelope), f"{refusal}{hint}"))
-
-
-def _of_smallest(
-    refusal: PreparationRefused, of_all: PreparationRefused, hint: str
-) -> PreparationRefused:
-    """No inputs suit: the limit that a cut for the smallest ones keeps is not what the others
-    take, so both are told."""
-    need, all_need, both = refusal.need_bytes, of_all.need_bytes, ""
-    if need is not None and all_need is not None and need < all_need:
-        enough = f"{format_upwards(need)} are enough for its smallest inputs"
-        both = f": {enough}, {format_upwards(all_need)} for all of them"
-    return PreparationRefused(f"{refusal}{both}{hint}", need)
-
-
-def _not_left_out(order: CutOrder, envelopes: tuple[Shapes, ...]) -> tuple[Shapes, ...]:
-    """Those that the cut may cover, one at least."""
-    if order.left_out and order.left_out // 2 >= len(envelopes) - 1:
-        # The time before, half as many were left out: all but the smallest.
-        raise PreparationRefused(f"{order.name}: {_OUTGROWN}")
-    return envelopes[: max(1, len(envelopes) - order.left_out)]
-
-
-def _suited(order: CutOrder, model: "Source") -> Suited:
+def suited_as_it_is(order: CutOrder, model: "Source") -> Suited:
     """A cut where inputs leave nothing open; one that is on no device where none is: the plan says
     why."""
 
@@ -325,11 +265,11 @@ def _suited(order: CutOrder, model: "Source") -> Suited:
 
     try:
         return _in_parts(order, model, order.shapes, profiled, suit)
-    except _Unplaceable as refusal:
+    except Unplaceable as refusal:
         return refusal.suited
 
 
-def _suited_to(order: CutOrder, model: "Source", inputs: InputSet, envelope: Shapes) -> Suited:
+def suited_to(order: CutOrder, model: "Source", inputs: InputSet, envelope: Shapes) -> Suited:
     """A cut for inputs of at most these shapes."""
     shapes = {**envelope, **order.shapes}
 
@@ -378,19 +318,20 @@ def _in_parts(
     if len(waits) == 1:
         return waits[0]  # to weigh it would be to cut it once more
     if waits:
-        return min(waits, key=lambda each: cut_order(_plan_of(order, each), order.goal))
+        return min(waits, key=lambda each: cut_order(weighed(order, each)[1], order.goal))
     need = refusals[0].need_bytes
     raise refusals[0] if need is None else min(refusals, key=lambda each: each.need_bytes or inf)
 
 
-def _plan_of(order: CutOrder, suited: Suited) -> Plan | Infeasible:
-    cut, _ = suited.best or _best(order, suited)
-    return _plan(cut, order.devices, order)
+def weighed(order: CutOrder, suited: Suited) -> tuple[Suited, Plan | Infeasible]:
+    """The same with its best cut, and the plan of that."""
+    cut, rejected = suited.best or _best(order, suited)
+    return replace(suited, best=(cut, rejected)), _plan(cut, order.devices, order)
 
 
 def _waits(order: CutOrder, suited: Suited) -> bool:
     """Whether other items wait in its best plan."""
-    found = _plan_of(order, suited)
+    _, found = weighed(order, suited)
     return isinstance(found, Plan) and found.waiting
 
 
@@ -411,26 +352,16 @@ def _as_fine(order: CutOrder, model: "Source", shapes: Shapes) -> "list[Source]"
 
 def _placeable(order: CutOrder, suited: Suited, *, waiting: bool) -> Suited:
     """The same, with the best cut where it takes a plan to say that the devices can hold it, with
-    room for other items unless these are `waiting`. Raises `_Unplaceable`."""
+    room for other items unless these are `waiting`. Raises `Unplaceable`."""
     most = max((device.budget_bytes for device in order.devices), default=None)
     if most is None:
         return suited
     if len(suited.choices) == 1 and largest(suited.profile, suited.choices[0]) <= most:
         return suited
-    suited = replace(suited, best=(best := _best(order, suited)))
-    found = _plan(best[0], order.devices, order)
+    suited, found = weighed(order, suited)
     if isinstance(found, Infeasible):
         text = found.message(order.name, "raise the budget")
-        raise _Unplaceable(text, found.need_bytes or None, suited)
+        raise Unplaceable(text, found.need_bytes or None, suited)
     if found.waiting and not waiting:
-        raise _Unplaceable(f"{order.name}: other items would wait", None, suited)
+        raise Unplaceable(f"{order.name}: other items would wait", None, suited)
     return suited
-
-
-def _beyond(order: CutOrder, files: Sequence[str], refusal: object) -> str:
-    named = listed(files, _NAMED_FILES)
-    verb, items = ("are", "their items") if len(files) > 1 else ("is", "its items")
-    return (
-        f"{order.name}: {named} {verb} larger than the plan covers, so {items} may fail; "
-        f"the others run. With the next larger inputs it would not fit: {refusal}"
-    )

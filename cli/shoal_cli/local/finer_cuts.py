@@ -9,12 +9,14 @@ from shoal_cli.local.planned_jobs import PlannedJob
 from shoal_cli.local.report import DeviceReport, JobReport
 from shoal_planner import finer_cuts
 from shoal_protocol.partition import Outgrown
+from shoal_protocol.units import counted
 
 _SUMMED: Final = (
     *("loads", "evictions", "tasks", "sent_bytes", "received_bytes", "fetched_bytes"),
     *("restarts", "limit_failures", "out_of_memory_kills"),
 )
 
+_ITEMS_FAILED: Final = "ItemsFailed"
 _MOST_LEFT_OUT: Final = 16
 """Kinds of items; each time costs a cut, and a trial of its fragments."""
 
@@ -42,12 +44,19 @@ class FinerJob:
 def cut_finer(
     reports: Iterable[tuple[PlannedJob, JobReport]], note: Callable[[str], None]
 ) -> list[FinerJob]:
-    """The jobs of which fragments turned out too large for every device: cut for the sizes that
-    items were seen to have, or, where these are nothing new, with those fragments divided; not
-    where the manifests say how it is cut, or nobody knows what to divide."""
+    """The jobs whose smaller items have run, cut for the larger ones. And those of which fragments
+    turned out too large for every device: cut for the sizes that items were seen to have, or, where
+    these are nothing new, with those fragments divided; not where the manifests say how it is cut,
+    or nobody knows what to divide."""
     finer = []
     for job, report in reports:
         cut = job.prepared.order
+        if _leaves_larger(job, report):
+            items = counted(report.failed, "item")
+            note(f"{job.order.name}: {items} left; now it is cut for larger ones")
+            rest = replace(job.order.plan, cut=replace(cut, smaller_first=False))
+            finer.append(FinerJob(order=replace(job.order, plan=rest)))
+            continue
         if not is_too_large(report) or cut.tensors or cut.fragments or cut.max_bytes or cut.pinned:
             continue
         found: tuple[Outgrown, ...] = ()
@@ -63,6 +72,17 @@ def cut_finer(
         order = replace(job.order, plan=replace(job.order.plan, cut=cut))
         finer.append(FinerJob(order=order, fallbacks=tuple(_fallbacks(job, report))))
     return finer
+
+
+def _leaves_larger(job: PlannedJob, report: JobReport) -> bool:
+    """Whether items have failed for which another cut was to be made; of a fragment that fits on no
+    device none has."""
+    if not job.prepared.rest or not report.failed:
+        return False
+    if report.reason != _ITEMS_FAILED and not is_too_large(report):
+        return False
+    listed = any(finer_cuts.TOO_LARGE in each.reason for each in report.failures)
+    return listed or report.failed > len(report.failures)
 
 
 def _fallbacks(job: PlannedJob, report: JobReport) -> Iterator[JobOrder]:
@@ -88,6 +108,24 @@ def cover_less(order: JobOrder) -> Iterator[JobOrder]:
         left_out *= 2
 
 
+def continued(before: JobReport | None, now: JobReport) -> JobReport:
+    """One report of a job that ran in one cut after the other: what is counted is added. Latencies
+    are those of the cut that ran the most items."""
+    if before is None:
+        return now
+    seconds, done = before.seconds + now.seconds, now.succeeded - before.resumed
+    earlier = before.succeeded - before.resumed
+    return replace(
+        now,
+        resumed=before.resumed,
+        retries=before.retries + now.retries,
+        tier_hits=before.tier_hits + now.tier_hits,
+        seconds=seconds,
+        items_per_second=done / seconds if seconds else 0.0,
+        latency=before.latency if 2 * earlier > done else now.latency,
+    )
+
+
 def merged(reports: Iterable[DeviceReport]) -> tuple[DeviceReport, ...]:
     """One report for each device, of all that it did: counts are added, the highest peak counts."""
     found: dict[str, DeviceReport] = {}
@@ -100,6 +138,7 @@ def merged(reports: Iterable[DeviceReport]) -> tuple[DeviceReport, ...]:
                     before.peak_bytes_above_floor, now.peak_bytes_above_floor
                 ),
                 tier_hits=before.tier_hits + now.tier_hits,
+                has_exceeded=before.has_exceeded or now.has_exceeded,
                 **{name: getattr(before, name) + getattr(now, name) for name in _SUMMED},
             )
         found[now.name] = now

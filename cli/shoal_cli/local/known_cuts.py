@@ -26,7 +26,7 @@ from shoal_protocol.durable_files import replace_file
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import document_from_json
 
-VERSION: Final = 13
+VERSION: Final = 14
 """Of what is recorded of cuts: one made before may have estimates that were too low, or rounds."""
 _RECORD: Final = "order.json"
 Inputs: TypeAlias = dict[str, list[int]]
@@ -37,7 +37,7 @@ Inputs: TypeAlias = dict[str, list[int]]
 class Base:
     """A cut before anything in it was divided: which `slicing` of the model it is of, the `shapes`
     of inputs that it is for, the cuts that there were to choose from, the `positions` of the best,
-    and what was said of it."""
+    and what was said of it. `rest`: as of `Suited`."""
 
     slicing: int
     shapes: Mapping[str, tuple[int, ...]]
@@ -45,6 +45,7 @@ class Base:
     positions: tuple[int, ...]
     rejected: list[Mapping[str, Any]]
     note: str
+    rest: bool
 
 
 def inputs_at(folder: Path) -> Inputs:
@@ -104,6 +105,7 @@ def find_base(path: Path, order: CutOrder, files: Mapping[str, str]) -> Base | N
             positions=tuple(base["positions"]),
             rejected=list(base["rejected"]),
             note=str(base["note"]),
+            rest=bool(base["rest"]),
         )
     return None
 

@@ -226,10 +226,11 @@ class _Reader:
         base = self.manifests.folder_of(job)
         inputs = self._readable(job.spec.inputs.uri, base)
         outputs = resolve_uri(job.spec.outputs.uri, base, self.volumes)
-        plan = self._plan(job, inputs)
+        plan, follows = self._plan(job, inputs), job.spec.inputs.follow
+        cut = replace(plan.cut, follows=follows, smaller_first=not follows)
         return JobOrder(
             job=job,
-            plan=replace(plan, cut=replace(plan.cut, follows=job.spec.inputs.follow)),
+            plan=replace(plan, cut=cut),
             inputs=inputs,
             outputs=outputs,
             streams=self.manifests.streams.get(job.metadata.name, NO_STREAMS),

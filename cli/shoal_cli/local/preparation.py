@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from shoal_cli.local.covered_inputs import suit_inputs
 from shoal_cli.local.cut_orders import CutOrder, are_counted, count_items
 from shoal_cli.local.cut_search import (
     PreparationRefused,
@@ -21,7 +22,6 @@ from shoal_cli.local.cut_search import (
     find_cut,
     is_planned,
     many_fragments,
-    suit_inputs,
 )
 from shoal_cli.local.known_cuts import VERSION, find_base, find_known, inputs_at, remember
 from shoal_cli.local.sampled_inputs import depends_on_inputs
@@ -48,15 +48,16 @@ _MODULE: Final = "shoal_cli.local.preparation"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A partition in the store, whose `partition.json` is `path`. `advice`: what to do where a
-    fragment is larger than every budget. `note`: which inputs are larger than it was cut for.
-    `files`: the model's, with their digests. `rejected`: other cuts that were weighed. `order` is
-    how it was cut."""
+    fragment is larger than every budget. `note`: which inputs are larger than it was cut for;
+    `rest`: they are run afterwards, in another cut. `files`: the model's, with their digests.
+    `rejected`: other cuts that were weighed. `order` is how it was cut."""
 
     order: CutOrder
     document: PartitionDocument
     path: Path
     advice: str
     note: str = ""
+    rest: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
     rejected: tuple[Rejected, ...] = ()
 
@@ -72,7 +73,7 @@ async def prepare(
         request = {**dataclasses.asdict(order), "store": store, "keep": fragments}
         result = await run_step("cutting", _MODULE, request, on_progress)
     document = document_from_json(path.read_bytes())
-    noted = {name: result[name] for name in ("advice", "note", "files")}
+    noted = {name: result[name] for name in ("advice", "note", "rest", "files")}
     rejected = tuple(Rejected(**each) for each in result["rejected"])
     return Prepared(order=order, document=document, path=path, rejected=rejected, **noted)
 
@@ -152,6 +153,7 @@ def cut_into_store(
     answer: dict[str, object] = {
         "advice": _advice(order, suited.profile, suited.choices[-1]),
         "files": files,
+        "rest": suited.rest,
     }
     lost = path.with_name("rejected.json")
     warm = _is_current(path, FragmentStore(store), source)

@@ -29,7 +29,7 @@ from shoal_cli.local.cgroups import (
     Unavailable,
     groups_as_wanted,
 )
-from shoal_cli.local.finer_cuts import FinerJob, cut_finer, merged
+from shoal_cli.local.finer_cuts import FinerJob, continued, cut_finer, merged
 from shoal_cli.local.finished import find_finished, remember
 from shoal_cli.local.job_folders import check_folders, passed_over_note
 from shoal_cli.local.observer import Observer, Snapshot
@@ -132,6 +132,8 @@ class _Run:
         self._places: dict[str, tuple[PoolRun, PlannedJob]] = {}
         self._feeds = Feeds()
         self._finished: dict[str, JobReport] = {}
+        self._before: dict[str, JobReport] = {}
+        """Of jobs that run again in another cut."""
         self._devices: list[DeviceReport] = []
         self._notes: list[str] = []
         self._deaths: list[Death] = []
@@ -208,11 +210,14 @@ class _Run:
             if (report := self._finished.get(order.name)) is not None:
                 reports.append(report.verified(found))
             elif order.name in self._places:
-                pool, job = self._places[order.name]
-                reports.append(report := pool.job_report(job).verified(found))
+                reports.append(report := self._report(order.name).verified(found))
                 if report.complete and not order.follows:
-                    remember(order, job.prepared, self._workspace)
+                    remember(order, self._places[order.name][1].prepared, self._workspace)
         return tuple(reports)
+
+    def _report(self, name: str) -> JobReport:
+        pool, job = self._places[name]
+        return continued(self._before.get(name), pool.job_report(job))
 
     def _cut_finer(self, orders: Sequence[JobOrder]) -> list[FinerJob]:
         places = (self._places[order.name] for order in orders)
@@ -242,6 +247,8 @@ class _Run:
             await pool.start()
         jobs = await plan_jobs(orders, self._workspace, self._observer, self._note)
         self._notes += notes_of(jobs)
+        again = [order.name for order in orders if order.name in self._places]
+        self._before |= {name: self._report(name) for name in again}
         for pool in self._pools:
             pool.take([job for job in jobs if job.order.plan.pool is pool.pool])
             self._places |= {job.order.name: (pool, job) for job in pool.jobs}

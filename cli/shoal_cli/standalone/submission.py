@@ -21,7 +21,7 @@ from functools import partial
 from importlib import metadata
 from typing import Final
 
-from shoal_cli.local.finer_cuts import cut_finer
+from shoal_cli.local.finer_cuts import continued, cut_finer, merged
 from shoal_cli.local.job_folders import check_folders, passed_over_note
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import JobOrder, Orders
@@ -159,7 +159,8 @@ class _Run:
             finally:
                 planned = [sent.job for sent in jobs]
                 found = sorted(watch.devices.items())
-                self._devices = tuple(device_seen(planned, name, tally) for name, tally in found)
+                seen = (device_seen(planned, name, tally) for name, tally in found)
+                self._devices = merged((*self._devices, *seen))
 
     async def _send(self, sent: Sent) -> None:
         """Phase 2, for one job."""
@@ -208,8 +209,9 @@ class _Run:
             self._timelines.update(watch.timelines)
             for sent in jobs:
                 status = watch.jobs.get(sent.name, pb.JobStatus())
-                named = replace(sent.job.report(status), name=sent.order.name)
-                self._reports[sent.order.name] = named
+                name = sent.order.name
+                found = replace(sent.job.report(status), name=name)
+                self._reports[name] = continued(self._reports.get(name), found)
 
     async def _fetch(self, sent: Sent) -> None:
         """Phase 4, for one job."""

@@ -8,8 +8,9 @@ import pytest
 
 from cli.local.workbench import MIB, Workbench
 from made_models import Made, weight
+from shoal_cli.local.covered_inputs import suit_inputs
 from shoal_cli.local.cut_orders import CutOrder
-from shoal_cli.local.cut_search import PreparationRefused, find_cut, suit_inputs
+from shoal_cli.local.cut_search import PreparationRefused, find_cut
 from shoal_cli.local.preparation import cut_into_store
 from shoal_compiler.cutting import Cut
 from shoal_compiler.profile import Source

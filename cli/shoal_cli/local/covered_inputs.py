@@ -127,8 +127,9 @@ def _smaller_first(
         return of_most
     suited, quick, envelope = found
     beyond = inputs.beyond(envelope)
-    larger = sum(file.items for file in inputs.files if file.name in set(beyond))
-    tried = larger * _TRIED_NANOSECONDS // len(order.devices)
+    named = frozenset(beyond)
+    larger = sum(file.items for file in inputs.files if file.name in named)
+    tried = larger * _TRIED_NANOSECONDS // max(1, len(order.devices))
     if (len(inputs) - larger) * _gain(slow, quick) < _AGAIN_NANOSECONDS + tried:
         return of_most
     return replace(suited, rest=True, note=_afterwards(order, beyond, slow))

@@ -40,3 +40,11 @@ def test_the_report_that_is_shown_is_one() -> None:
 def test_as_many_models_are_in_the_suite_as_is_said(document: str) -> None:
     counts = re.findall(r"[Rr]uns? (\d+) models", (ROOT / document).read_text())
     assert counts == [str(len(ENTRIES))]
+
+
+@pytest.mark.parametrize("name", ["ItemsFail", "JobFailed", "CoordinatorContainsErrors"])
+def test_runbooks_have_failed_jobs_retried(name: str) -> None:
+    """A job that is deleted and applied again is another one to its coordinator, which computes
+    every item."""
+    text = (ROOT / "docs" / "runbooks" / f"Shoal{name}.md").read_text()
+    assert "kubectl shoal retry JOB" in text

@@ -7,6 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from shoal_operator.reconcile.manifests import GRPC_PORT, METRICS_PORT, PEER_PORT
 from suite.subjects import ENTRIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,3 +49,11 @@ def test_runbooks_have_failed_jobs_retried(name: str) -> None:
     every item."""
     text = (ROOT / "docs" / "runbooks" / f"Shoal{name}.md").read_text()
     assert "kubectl shoal retry JOB" in text
+
+
+def test_the_ports_to_open_are_those_that_are_listened_on() -> None:
+    deployment = (ROOT / "helm/shoal/templates/deployment.yaml").read_text()
+    ports = [GRPC_PORT, PEER_PORT, METRICS_PORT, *re.findall(r"containerPort: (\d+)", deployment)]
+    table = (ROOT / "docs" / "install.md").read_text()
+    listed = re.findall(r"^\|[^|]+\|[^|]+\| (\d+) \|$", table, re.MULTILINE)
+    assert sorted(listed) == sorted([*map(str, ports), "53"])

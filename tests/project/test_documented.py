@@ -7,6 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from shoal_coordinator.dispatch.events import FailureKind
 from shoal_operator.reconcile.manifests import GRPC_PORT, METRICS_PORT, PEER_PORT
 from suite.subjects import ENTRIES
 
@@ -57,3 +58,10 @@ def test_the_ports_to_open_are_those_that_are_listened_on() -> None:
     table = (ROOT / "docs" / "install.md").read_text()
     listed = re.findall(r"^\|[^|]+\|[^|]+\| (\d+) \|$", table, re.MULTILINE)
     assert sorted(listed) == sorted([*map(str, ports), "53"])
+
+
+def test_the_runbook_of_failed_items_explains_each_reason_that_is_counted() -> None:
+    text = (ROOT / "docs" / "runbooks" / "ShoalItemsFail.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert listed == set(FailureKind)

@@ -64,8 +64,8 @@ class ModelSpec:
     source: Source = member(Object(Source), "Where the model comes from.")
     shapes: tuple[InputShape, ...] = member(
         Items(of=Object(InputShape), max_items=64, key="input"),
-        "Shapes to profile and plan with, for inputs with dynamic axes. Inputs of other shapes run "
-        "all the same; their cost is not known before.",
+        "Shapes to profile and plan with, for inputs with dynamic axes. Items of other shapes run "
+        "too; what they take is not planned for, so larger ones may fail where memory is short.",
         default=[],
         example=[{"input": "x", "shape": [1, 3, 48, 320]}],
     )

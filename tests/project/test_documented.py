@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -12,6 +14,7 @@ from shoal_operator.reconcile.manifests import GRPC_PORT, METRICS_PORT, PEER_POR
 from suite.subjects import ENTRIES
 
 ROOT = Path(__file__).resolve().parents[2]
+REPORT = ROOT / "cli" / "shoal_cli" / "local" / "report.schema.json"
 BENCHES = [
     bench
     for bench in sorted((ROOT / "bench").glob("*.py"))
@@ -28,8 +31,24 @@ def test_each_bench_is_in_the_table_of_the_benches(bench: Path) -> None:
     assert f"| `bench/{bench.name}` |" in (ROOT / "docs" / "benchmarks.md").read_text()
 
 
+def fields_of(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The fields of a JSON Schema, in whatever is inside of it, and where each is."""
+    for name, field in schema.get("properties", {}).items():
+        yield f"{path}.{name}", field
+        yield from fields_of(field, f"{path}.{name}")
+    rows = [schema["items"]] if "items" in schema else []
+    for each in (*rows, *schema.get("anyOf", []), *schema.get("$defs", {}).values()):
+        yield from fields_of(each, path)
+
+
+def test_every_field_of_the_report_is_described() -> None:
+    fields = list(fields_of(json.loads(REPORT.read_text())))
+    assert len(fields) > 100
+    assert [path for path, field in fields if not field.get("description")] == []
+
+
 def test_the_report_that_is_shown_is_one() -> None:
-    schema = json.loads((ROOT / "cli" / "shoal_cli" / "local" / "report.schema.json").read_text())
+    schema = json.loads(REPORT.read_text())
     (shown,) = re.findall(
         r"```json\n(.*?)```", (ROOT / "docs" / "report.md").read_text(), re.DOTALL
     )

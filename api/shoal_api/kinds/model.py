@@ -38,7 +38,8 @@ class Source:
         example="pvc://models/rec.onnx",
     )
     digest: str | None = digest_of(
-        "What the file's content must be. Cannot be changed once it is set."
+        "What the file's content must be; of a model with external data, what `shoal inspect` "
+        "prints, which is of both. Cannot be changed once it is set."
     )
     secret_ref: SecretReference | None = secret(
         "A Secret with what the store asks for.", "model-store"
@@ -98,7 +99,8 @@ class ModelStatus(Status):
 
     conditions: tuple[Condition, ...] = aspects("Fetched, Verified, Profiled, Ready.")
     digest: str | None = digest_of(
-        "The digest of the file. Cannot be changed once it is set: other content is another Model."
+        "The digest of the file; with external data, of both. Cannot be changed once it is set: "
+        "other content is another Model."
     )
     size_bytes: int | None = size("The size with external data.", 10905190)
     parameters: int | None = member(

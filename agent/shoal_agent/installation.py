@@ -2,6 +2,10 @@
 
 As root it is a unit of the system, run as the user who called sudo; otherwise one of the user's
 own. The join line goes into a file that only that user reads, since units are readable to all.
+
+A join line is good for one key. So an agent that was started by hand before goes on with the key
+and the fragments that it has: a unit of the user's own has the same folder, one of the system is
+given that of its user where it has none of its own yet.
 """
 
 import os
@@ -27,11 +31,19 @@ _PATHS: Final = ("--cache", "--identity-folder", "--budget-file", "--speed")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where a unit and what its agent keeps go. `user` is whom the system runs it as; "": it is the
-    user's own unit."""
+    user's own unit. `by_hand` is what an agent that this user started by hand has kept."""
 
     units: Path
     state: Path
     user: str = ""
+    by_hand: Path | None = None
+
+    @property
+    def kept(self) -> Path:
+        """The folder of key, certificate and fragments."""
+        if self.by_hand is None or (self.state / "identity").exists():
+            return self.state
+        return self.by_hand if (self.by_hand / "identity").exists() else self.state
 
 
 def install(arguments: Sequence[str], place: Place | None = None) -> int:
@@ -40,7 +52,7 @@ def install(arguments: Sequence[str], place: Place | None = None) -> int:
     if settings.enrolment is None or settings.enrolment.join is None:
         print("shoal agent install: needs a join line: install JOIN [OPTION...]", file=sys.stderr)
         return 2
-    place = place or _place()
+    place = place or place_for(settings.name)
     join = str(settings.enrolment.join)
     options = [each for each in _absolute(arguments) if not _is_join(each, join)]
     try:
@@ -59,8 +71,8 @@ def install(arguments: Sequence[str], place: Place | None = None) -> int:
 def unit(settings: Settings, options: Sequence[str], place: Place) -> str:
     """The unit's text: the agent with its options, and its folders where it finds them again."""
     command = [sys.executable, "-OO", "-m", "shoal_agent", str(place.state / "join")]
-    command += ["--identity-folder", str(place.state / "identity")]
-    command += ["--cache", str(place.state / "cache"), *options, "--name", settings.name]
+    command += ["--identity-folder", str(place.kept / "identity")]
+    command += ["--cache", str(place.kept / "cache"), *options, "--name", settings.name]
     stop_seconds = round(settings.drain_seconds) + _STOP_SECONDS
     lines = [
         "[Unit]",
@@ -85,12 +97,15 @@ def unit(settings: Settings, options: Sequence[str], place: Place) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _place() -> Place:
+def place_for(name: str) -> Place:
+    """Where the unit of a device of this name goes."""
     if os.geteuid() == 0:
-        user = os.environ.get("SUDO_USER") or "root"
-        return Place(units=_SYSTEM_UNITS, state=_SYSTEM_STATE, user=user)
+        user = os.environ.get("SUDO_USER")
+        kept = Path(pwd.getpwnam(user).pw_dir) / ".local/state/shoal" if user else state_folder()
+        by_hand = kept / "agent" / name
+        return Place(units=_SYSTEM_UNITS, state=_SYSTEM_STATE, user=user or "root", by_hand=by_hand)
     chosen = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Place(units=Path(chosen) / "systemd/user", state=state_folder() / "agent")
+    return Place(units=Path(chosen) / "systemd/user", state=state_folder() / "agent" / name)
 
 
 def _absolute(arguments: Sequence[str]) -> list[str]:

@@ -31,7 +31,7 @@ from time import monotonic, sleep
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -105,6 +105,8 @@ class ExpositionServer(ThreadingHTTPServer):
         registry: CollectorRegistry = REGISTRY,
         liveness: Readiness = lambda: None,
     ) -> None:
+        # The library would add a series to each counter: when it began. No page has these.
+        disable_created_metrics()  # type: ignore[no-untyped-call] # declares no type
         self.host = host
         self._path = Path(host.removeprefix(UNIX)) if host.startswith(UNIX) else None
         waiting = BoundedSemaphore(WAITING)

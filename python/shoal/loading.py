@@ -68,8 +68,13 @@ async def load(
     )
     try:
         prepared = await prepare(order, pool.store, lambda _done, _total: None)
-    except (StepRefused, StepCrashed) as error:
+    except StepCrashed as error:
         raise ModelFailed(str(error)) from error
+    except StepRefused as error:
+        need = error.need_bytes
+        most = max(order.devices, key=lambda each: each.budget_bytes)
+        have, device = (None, None) if need is None else (most.budget_bytes, most.name)
+        raise ModelFailed(str(error), need=need, have=have, device=device) from error
     request = _planned(order, prepared)
     await pool.deliver([fragment.digest for fragment in prepared.document.fragments])
     return request

@@ -1,15 +1,17 @@
 """What a join line stands for on the agent's command line, and the unit that runs it from boot."""
 
 import os
+import pwd
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shoal_agent.cache.owning import owned
-from shoal_agent.installation import Place, install
+from shoal_agent.installation import Place, install, place_for
 from shoal_agent.settings import Settings, parse
 from shoal_agent.telemetry.machine import Machine
 from shoal_agent.transport.addresses import reached_at
@@ -132,6 +134,58 @@ def test_the_token_is_in_no_file_that_others_read(place: Place) -> None:
     secret = place.state / "join"
     assert secret.read_text().strip() == LINE
     assert secret.stat().st_mode & 0o077 == 0
+
+
+def installed(place: Place) -> Settings:
+    """What the agent of the unit is started with."""
+    text = (place.units / "shoal-agent.service").read_text()
+    command = text.partition("ExecStart=")[2].splitlines()[0].split()
+    return parse(command[command.index("shoal_agent") + 1 :])
+
+
+def folder_of(settings: Settings) -> Path:
+    assert settings.enrolment is not None
+    assert settings.enrolment.folder.parent == settings.cache.parent
+    return settings.cache.parent
+
+
+def test_a_unit_of_the_users_own_goes_on_as_the_agent_that_was_started_by_hand(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The line was used with its key, and is good for no other."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    by_hand = folder_of(parse([LINE, "--name", "pi-4"]))
+    assert install([LINE, "--name", "pi-4"]) == 0
+    place = Place(units=tmp_path / ".config/systemd/user", state=by_hand)
+    assert folder_of(installed(place)) == by_hand
+    assert (by_hand / "join").read_text().strip() == LINE
+
+
+def test_a_unit_of_the_system_goes_on_as_the_agent_that_its_user_started_by_hand(
+    place: Place, tmp_path: Path
+) -> None:
+    place = replace(place, by_hand=tmp_path / "by-hand")
+    assert install([LINE, "--name", "pi-4"], place) == 0
+    assert folder_of(installed(place)) == place.state
+    (tmp_path / "by-hand/identity").mkdir(parents=True)
+    assert install([LINE, "--name", "pi-4"], place) == 0
+    assert folder_of(installed(place)) == tmp_path / "by-hand"
+    (place.state / "identity").mkdir()
+    assert install([LINE, "--name", "pi-4"], place) == 0
+    assert folder_of(installed(place)) == place.state
+
+
+def test_the_folder_by_hand_is_that_of_the_user_who_called_sudo(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("SUDO_USER", "nobody")
+    home = pwd.getpwnam("nobody").pw_dir
+    assert place_for("pi-4").by_hand == Path(home, ".local/state/shoal/agent/pi-4")
+    monkeypatch.delenv("SUDO_USER")
+    assert place_for("pi-4").by_hand == Path("/users/me/.local/state/shoal/agent/pi-4")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")

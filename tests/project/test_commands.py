@@ -90,6 +90,14 @@ def test_links_between_documents_lead_somewhere(document: Path) -> None:
     assert not [link for link in local if not (document.parent / link).exists()]
 
 
+def test_pages_install_into_an_environment() -> None:
+    """Debian and Raspberry Pi OS refuse to install beside their own packages."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    found = [each for page in pages for each in re.findall(r"(\S*)\bpip install", code_of(page))]
+    assert found
+    assert [folder for folder in found if not folder.endswith("/bin/")] == []
+
+
 def test_every_decision_is_in_the_index() -> None:
     folder = ROOT / "docs" / "decisions"
     records = {path.name for path in folder.glob("[0-9]*.md")}

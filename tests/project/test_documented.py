@@ -2,14 +2,19 @@
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 
+from shoal_coordinator.dispatch.events import FailureKind
+from shoal_operator.reconcile.manifests import GRPC_PORT, METRICS_PORT, PEER_PORT
 from suite.subjects import ENTRIES
 
 ROOT = Path(__file__).resolve().parents[2]
+REPORT = ROOT / "cli" / "shoal_cli" / "local" / "report.schema.json"
 BENCHES = [
     bench
     for bench in sorted((ROOT / "bench").glob("*.py"))
@@ -26,8 +31,24 @@ def test_each_bench_is_in_the_table_of_the_benches(bench: Path) -> None:
     assert f"| `bench/{bench.name}` |" in (ROOT / "docs" / "benchmarks.md").read_text()
 
 
+def fields_of(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The fields of a JSON Schema, in whatever is inside of it, and where each is."""
+    for name, field in schema.get("properties", {}).items():
+        yield f"{path}.{name}", field
+        yield from fields_of(field, f"{path}.{name}")
+    rows = [schema["items"]] if "items" in schema else []
+    for each in (*rows, *schema.get("anyOf", []), *schema.get("$defs", {}).values()):
+        yield from fields_of(each, path)
+
+
+def test_every_field_of_the_report_is_described() -> None:
+    fields = list(fields_of(json.loads(REPORT.read_text())))
+    assert len(fields) > 100
+    assert [path for path, field in fields if not field.get("description")] == []
+
+
 def test_the_report_that_is_shown_is_one() -> None:
-    schema = json.loads((ROOT / "cli" / "shoal_cli" / "local" / "report.schema.json").read_text())
+    schema = json.loads(REPORT.read_text())
     (shown,) = re.findall(
         r"```json\n(.*?)```", (ROOT / "docs" / "report.md").read_text(), re.DOTALL
     )
@@ -40,3 +61,26 @@ def test_the_report_that_is_shown_is_one() -> None:
 def test_as_many_models_are_in_the_suite_as_is_said(document: str) -> None:
     counts = re.findall(r"[Rr]uns? (\d+) models", (ROOT / document).read_text())
     assert counts == [str(len(ENTRIES))]
+
+
+@pytest.mark.parametrize("name", ["ItemsFail", "JobFailed", "CoordinatorContainsErrors"])
+def test_runbooks_have_failed_jobs_retried(name: str) -> None:
+    """A job that is deleted and applied again is another one to its coordinator, which computes
+    every item."""
+    text = (ROOT / "docs" / "runbooks" / f"Shoal{name}.md").read_text()
+    assert "kubectl shoal retry JOB" in text
+
+
+def test_the_ports_to_open_are_those_that_are_listened_on() -> None:
+    deployment = (ROOT / "helm/shoal/templates/deployment.yaml").read_text()
+    ports = [GRPC_PORT, PEER_PORT, METRICS_PORT, *re.findall(r"containerPort: (\d+)", deployment)]
+    table = (ROOT / "docs" / "install.md").read_text()
+    listed = re.findall(r"^\|[^|]+\|[^|]+\| (\d+) \|$", table, re.MULTILINE)
+    assert sorted(listed) == sorted([*map(str, ports), "53"])
+
+
+def test_the_runbook_of_failed_items_explains_each_reason_that_is_counted() -> None:
+    text = (ROOT / "docs" / "runbooks" / "ShoalItemsFail.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert listed == set(FailureKind)

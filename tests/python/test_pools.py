@@ -137,8 +137,21 @@ def test_a_fragment_that_fits_no_device_is_refused_with_need_and_have(folder: Pa
         assert (error.have, error.device) == (1536 << 10, "device-2")
         assert error.need is not None
         assert error.need > 1536 << 10
-        with pytest.raises(shoal.ModelFailed, match="there is no file"):
+        with pytest.raises(shoal.ModelFailed, match="there is no file") as caught:
             pool.load(folder / "missing.onnx")
+        assert (caught.value.need, caught.value.have, caught.value.device) == (None, None, None)
+
+
+def test_a_model_that_cannot_be_cut_for_the_devices_is_refused_with_need_and_have(
+    folder: Path,
+) -> None:
+    with shoal.pool(budget=["1Mi", "1040Ki"]) as pool:
+        with pytest.raises(shoal.ModelFailed, match="the smallest limit that some cut") as caught:
+            pool.load(folder / "model.onnx", shapes=SHAPES)
+        error = caught.value
+        assert (error.have, error.device) == (1040 << 10, "device-2")
+        assert error.need is not None
+        assert error.need > 1040 << 10
 
 
 @pytest.mark.parametrize(

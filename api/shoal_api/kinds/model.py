@@ -38,7 +38,8 @@ class Source:
         example="pvc://models/rec.onnx",
     )
     digest: str | None = digest_of(
-        "What the file's content must be. Cannot be changed once it is set."
+        "What the file's content must be; of a model with external data, what `shoal inspect` "
+        "prints, which is of both. Cannot be changed once it is set."
     )
     secret_ref: SecretReference | None = secret(
         "A Secret with what the store asks for.", "model-store"
@@ -64,8 +65,8 @@ class ModelSpec:
     source: Source = member(Object(Source), "Where the model comes from.")
     shapes: tuple[InputShape, ...] = member(
         Items(of=Object(InputShape), max_items=64, key="input"),
-        "Shapes to profile and plan with, for inputs with dynamic axes. Inputs of other shapes run "
-        "all the same; their cost is not known before.",
+        "Shapes to profile and plan with, for inputs with dynamic axes. Items of other shapes run "
+        "too; what they take is not planned for, so larger ones may fail where memory is short.",
         default=[],
         example=[{"input": "x", "shape": [1, 3, 48, 320]}],
     )
@@ -98,7 +99,8 @@ class ModelStatus(Status):
 
     conditions: tuple[Condition, ...] = aspects("Fetched, Verified, Profiled, Ready.")
     digest: str | None = digest_of(
-        "The digest of the file. Cannot be changed once it is set: other content is another Model."
+        "The digest of the file; with external data, of both. Cannot be changed once it is set: "
+        "other content is another Model."
     )
     size_bytes: int | None = size("The size with external data.", 10905190)
     parameters: int | None = member(

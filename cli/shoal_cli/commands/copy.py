@@ -22,7 +22,7 @@ EPILOG: Final = (
     "shoal copy coordinator://shelf:7400/jobs/ocr/out pvc://lines/out --volume lines=/mnt/lines\n\n"
     "[bold]Exit status[/bold]\n\n"
     "0: every file is complete. 1: a network or a disk failed; run it again, and it continues. 2: "
-    "what was asked for cannot be."
+    "what was asked for cannot be. 4: the coordinator's volume has no room now."
 )
 
 

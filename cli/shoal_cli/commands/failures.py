@@ -50,6 +50,7 @@ TITLES: Final[Mapping[str, str]] = {
     "shoal_cli.standalone.remote_devices.NoDevices": "no devices",
     "shoal_cli.commands.targets.NoCoordinator": "no coordinator",
     "shoal_cli.commands.targets.Unknown": "not known",
+    "shoal_cli.commands.jobs.JobUnclear": "which job",
     "shoal_cli.commands.logs.NoLogs": "no logs",
     "shoal_cli.live.cluster.ClusterRefused": "the cluster refuses",
 }

@@ -28,10 +28,18 @@ JOBS_EPILOG: Final = (
 )
 CANCEL_EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
-    "One job:  shoal cancel ocr-6f1c22ab\n\n"
+    "One job:  shoal cancel ocr\n\n"
     "Two, with all that is there of them:  shoal cancel --remove ocr-6f1c22ab camera-0d41b7aa"
 )
-END_EPILOG: Final = "[bold]Example[/bold]\n\nA camera is off:  shoal end camera-0d41b7aa"
+END_EPILOG: Final = "[bold]Example[/bold]\n\nA camera is off:  shoal end camera"
+
+
+class JobUnclear(Exception):
+    """A coordinator has several jobs of this name."""
+
+    def __init__(self, name: str, called: Sequence[str]) -> None:
+        super().__init__(f"{len(called)} jobs are called {name}; name one: {', '.join(called)}")
+
 
 Coordinator = Annotated[
     str | None,
@@ -46,7 +54,7 @@ Coordinator = Annotated[
 ]
 JobNames = Annotated[
     list[str],
-    typer.Argument(metavar="JOB...", help="As `shoal jobs` lists it.", show_default=False),
+    typer.Argument(metavar="JOB...", help="Its name.", show_default=False),
 ]
 Remove = Annotated[
     bool, typer.Option("--remove", help="Forget the job too, with its inputs and results there.")
@@ -84,7 +92,7 @@ def cancel(names: JobNames, coordinator: Coordinator = None, remove: Remove = Fa
     from shoal_protocol.v1 import coordinator_pb2 as pb
 
     async def ask(client: "CoordinatorClient") -> None:
-        for name in names:
+        for name in await _called(client, names):
             status = await client.cancel(name, "cancelled by `shoal cancel`")
             state = pb.JobStatus.State.Name(status.state).lower()
             if remove:
@@ -102,11 +110,26 @@ def end(names: JobNames, coordinator: Coordinator = None) -> None:
     """
 
     async def ask(client: "CoordinatorClient") -> None:
-        for name in names:
+        for name in await _called(client, names):
             status = await client.end(name)
             typer.echo(f"{name}: {status.succeeded} of {counted(status.items, 'item')} done")
 
     asyncio.run(_asked(coordinator, ask))
+
+
+async def _called(client: "CoordinatorClient", names: Sequence[str]) -> list[str]:
+    """What the coordinator calls the jobs of these names; one that it does not know it refuses
+    itself. Raises `JobUnclear`: what is cancelled or ended has to be the one that is meant."""
+    from shoal_cli.live.view import names_called
+
+    there = [status.name for status in await client.jobs()]
+    found = list[str]()
+    for name in names:
+        called = names_called(name, there)
+        if len(called) > 1:
+            raise JobUnclear(name, called)
+        found.append(called[0] if called else name)
+    return found
 
 
 async def _asked(target: str | None, ask: Any) -> Any:

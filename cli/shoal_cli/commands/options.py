@@ -232,7 +232,8 @@ CopyTarget = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="A folder, pvc://CLAIM/PATH, s3://BUCKET/PREFIX, or coordinator://HOST:PORT/jobs/JOB/in.",
+        help="A folder, pvc://CLAIM/PATH, s3://BUCKET/PREFIX, https://HOST/PATH (each file is sent "
+        "with PUT), or coordinator://HOST:PORT/jobs/JOB/in.",
     ),
 ]
 

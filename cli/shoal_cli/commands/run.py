@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import shutil
+import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -210,7 +211,8 @@ def _exportable(url: str | None) -> str | None:
     from shoal_protocol.arguments import collector_url
 
     if url is not None and find_spec("opentelemetry") is None:
-        raise typer.BadParameter("--otlp needs OpenTelemetry: pip install 'shoal[otlp]'")
+        install = f"{sys.executable} -m pip install 'shoal[otlp]'"
+        raise typer.BadParameter(f"--otlp needs OpenTelemetry: {install}")
     try:
         return None if url is None else collector_url(url)
     except ValueError as error:

@@ -3,6 +3,7 @@
 vl-convert-python draws, the optional extra `page`; what it draws needs nothing to be shown.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
@@ -57,7 +58,7 @@ class NothingDraws(Exception):
     def __init__(self) -> None:
         super().__init__(
             "pages and pictures need vl-convert-python, which is not installed: "
-            "pip install 'shoal[page]'"
+            f"{sys.executable} -m pip install 'shoal[page]'"
         )
 
 

@@ -3,7 +3,7 @@ the others. Pure.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -176,9 +176,14 @@ class View:
 
     def jobs_called(self, name: str) -> tuple[JobView, ...]:
         """The job of that name; or those that a cluster or a program has named after it."""
-        exact = tuple(job for job in self.jobs if job.name == name)
-        pattern = re.compile(rf"{re.escape(name)}[-.][0-9a-f]{{8}}")
-        return exact or tuple(job for job in self.jobs if pattern.fullmatch(job.name))
+        called = names_called(name, [job.name for job in self.jobs])
+        return tuple(job for job in self.jobs if job.name in called)
+
+
+def names_called(name: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Of names of jobs that one; or those that a cluster or a program has made of it."""
+    pattern = re.compile(rf"{re.escape(name)}[-.][0-9a-f]{{8}}")
+    return (name,) if name in names else tuple(filter(pattern.fullmatch, names))
 
 
 def view_of(now: pb.Overview, before: pb.Overview | None = None) -> View:

@@ -33,10 +33,12 @@ _STOP_SECONDS: Final = 2.0
 
 
 class StepRefused(Exception):
-    """The step says that what it was given cannot be done. `kind` is the class of its exception."""
+    """The step says that what it was given cannot be done. `kind` is the class of its exception,
+    `need_bytes` the memory that would do, where it is about that."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, need_bytes: int | None = None) -> None:
         self.kind = kind
+        self.need_bytes = need_bytes
         super().__init__(message)
 
 
@@ -70,8 +72,8 @@ async def run_step(name: str, module: str, request: Json, on_progress: Progress)
     match answer:
         case {"result": dict(result)}:
             return result
-        case {"refused": {"kind": str(kind), "message": str(message)}}:
-            raise StepRefused(kind, message)
+        case {"refused": {"kind": str(kind), "message": str(message), "need_bytes": need}}:
+            raise StepRefused(kind, message, need)
         case _:
             raise StepCrashed(name, status, "\n".join(complaint.splitlines()[-8:]))
 
@@ -102,7 +104,8 @@ def serve(work: Callable[[Json, Progress], Json], refusals: tuple[type[Exception
         result = work(request, lambda done, total: say({"progress": [done, total]}))
         say({"result": result})
     except refusals as error:
-        say({"refused": {"kind": type(error).__name__, "message": str(error)}})
+        refused = {"kind": type(error).__name__, "message": str(error)}
+        say({"refused": refused | {"need_bytes": getattr(error, "need_bytes", None)}})
     except OSError as error:
         if error.errno not in CANNOT_WRITE:
             raise

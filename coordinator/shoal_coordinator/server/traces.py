@@ -9,6 +9,7 @@ part in it. What the collector does not take in time is lost, and counted: traci
 item up.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
@@ -30,7 +31,8 @@ class TracesUnavailable(Exception):
     """The packages that `--otlp` needs are not installed."""
 
     def __init__(self) -> None:
-        super().__init__("--otlp needs OpenTelemetry: pip install 'shoal[otlp]'")
+        install = f"{sys.executable} -m pip install 'shoal[otlp]'"
+        super().__init__(f"--otlp needs OpenTelemetry: {install}")
 
 
 class Traces:

@@ -67,6 +67,30 @@ async def test_a_job_is_listed_cancelled_and_removed(world: World, shoal: Shoal)
         assert (await shoal("jobs"))[2] == "no jobs\n"
 
 
+async def test_a_job_may_be_called_as_its_manifest_calls_it_where_that_names_one(
+    world: World, shoal: Shoal
+) -> None:
+    world.inputs(3)
+    async with connected(world.device("pi-4", gate=asyncio.Semaphore(0))):
+        await world.submit(name="lines-6f1c22ab")
+        assert "lines-6f1c22ab does not follow its inputs" in (await shoal("end", "lines"))[2]
+        _, said, _ = await shoal("cancel", "lines", "--remove")
+        assert said == "lines-6f1c22ab: cancelled, 0 of 3 items done, removed\n"
+
+
+async def test_of_several_jobs_of_a_name_none_is_cancelled(world: World, shoal: Shoal) -> None:
+    world.inputs(3)
+    async with connected(world.device("pi-4", gate=asyncio.Semaphore(0))):
+        for name in ("lines-6f1c22ab", "lines-0d41b7aa"):
+            await world.submit(name=name, outputs_uri=str(world.folder / name))
+        status, _, said = await shoal("cancel", "lines")
+        assert status == 2
+        assert "2 jobs are called lines; name one: lines-6f1c22ab, lines-0d41b7aa" in said
+        _, listed, _ = await shoal("jobs")
+        assert "cancelled" not in listed
+        await shoal("cancel", "lines-6f1c22ab", "lines-0d41b7aa")
+
+
 async def test_a_program_gets_numbers_also_where_they_are_zero(world: World, shoal: Shoal) -> None:
     world.inputs(3)
     async with connected(world.device("pi-4", gate=asyncio.Semaphore(0))):

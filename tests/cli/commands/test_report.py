@@ -160,4 +160,4 @@ def test_without_what_draws_nothing_begins_and_the_extra_is_named(
     assert run_app([*arguments, *page]) == 2
     shown = capsys.readouterr().err
     assert "nothing can be drawn" in shown
-    assert "pip install 'shoal[page]'" in shown
+    assert f"{sys.executable} -m pip install 'shoal[page]'" in shown.replace("\n  ", " ")

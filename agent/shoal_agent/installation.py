@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal_agent.settings import Settings, parse
+from shoal_protocol.interpreter import module_command
 from shoal_protocol.state_folders import state_folder
 
 NAME: Final = "shoal-agent"
@@ -58,7 +59,7 @@ def install(arguments: Sequence[str], place: Place | None = None) -> int:
 
 def unit(settings: Settings, options: Sequence[str], place: Place) -> str:
     """The unit's text: the agent with its options, and its folders where it finds them again."""
-    command = [sys.executable, "-OO", "-m", "shoal_agent", str(place.state / "join")]
+    command = [*module_command("shoal_agent", "-OO"), str(place.state / "join")]
     command += ["--identity-folder", str(place.state / "identity")]
     command += ["--cache", str(place.state / "cache"), *options, "--name", settings.name]
     stop_seconds = round(settings.drain_seconds) + _STOP_SECONDS

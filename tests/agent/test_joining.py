@@ -105,7 +105,7 @@ def test_install_writes_a_unit_that_systemd_takes(
     file = place.units / "shoal-agent.service"
     text = file.read_text()
     (command,) = [each for each in text.splitlines() if each.startswith("ExecStart=")]
-    assert f" -OO -m shoal_agent {place.state}/join " in command
+    assert f" -OO -P -m shoal_agent {place.state}/join " in command
     assert "--budget 512Mi --cache-size 2Gi" in command
     assert "enable --now shoal-agent" in capsys.readouterr().out
     if (analyze := shutil.which("systemd-analyze")) is not None:

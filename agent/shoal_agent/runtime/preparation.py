@@ -58,6 +58,7 @@ from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.pressure import is_ended_with_its_children
 from shoal_protocol.disk_shares import MORE_DISK
 from shoal_protocol.durable_files import sync_folder
+from shoal_protocol.interpreter import module_command
 from shoal_protocol.preparing import WORTH_PREPARING_BYTES
 from shoal_protocol.threads import in_thread
 from shoal_protocol.units import format_apart, format_bytes
@@ -321,7 +322,8 @@ class Preparation:
             disk_bytes=disk_bytes,
         )
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-OO", "-P", "-m", prepare_child.__name__, order.as_argument()),
+            *module_command(prepare_child.__name__, "-OO"),
+            order.as_argument(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

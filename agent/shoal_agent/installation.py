@@ -78,6 +78,8 @@ def unit(settings: Settings, options: Sequence[str], place: Place) -> str:
         "# The options are wrong: to try again changes nothing.",
         "RestartPreventExitStatus=2",
         f"TimeoutStopSec={stop_seconds}",
+        "# Where memory runs out, the kernel ends what prepares a fragment. The agent is to go on.",
+        "OOMPolicy=continue",
         "NoNewPrivileges=yes",
         "",
         "[Install]",

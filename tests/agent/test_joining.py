@@ -114,6 +114,13 @@ def test_install_writes_a_unit_that_systemd_takes(
         assert "shoal-agent" not in checked.stderr, checked.stderr
 
 
+def test_an_agent_whose_child_the_kernel_has_ended_is_not_stopped(place: Place) -> None:
+    """As systemd does by default: it would be started again, prepare the same, and be stopped."""
+    assert install([LINE, "--name", "pi-4", "--budget", "64Mi"], place) == 0
+    lines = (place.units / "shoal-agent.service").read_text().splitlines()
+    assert "OOMPolicy=continue" in lines[lines.index("[Service]") : lines.index("[Install]")]
+
+
 def test_the_installed_command_is_one_that_the_agent_takes(place: Place, tmp_path: Path) -> None:
     (tmp_path / "given").write_text(LINE)
     assert install([str(tmp_path / "given"), "--budget", "64Mi", "--name", "pi-4"], place) == 0

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from operator import sub
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 import pytest
@@ -200,6 +201,19 @@ async def test_a_name_that_has_an_address_of_ipv6_is_served_without_ipv6(
     await other.stop(None)
     assert await listener.open(f"localhost:{port}", pki.issue("server")) == port
     await listener.stop(None)
+
+
+async def test_a_name_that_nobody_can_look_up_now_is_not_refused_for_good(
+    pki: Pki, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at boot, before there is a network: whoever starts the process is to try again."""
+
+    def late(*_: object, **__: object) -> NoReturn:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", late)
+    with pytest.raises(OSError, match="7401: the host has no address yet: Temporary"):
+        await serving().open("pi-4.lan:7401", pki.issue("server"))
 
 
 async def test_a_second_server_on_a_unix_socket_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal_agent.settings import Settings, parse
+from shoal_protocol.interpreter import module_command
 from shoal_protocol.state_folders import state_folder
 
 NAME: Final = "shoal-agent"
@@ -70,7 +71,7 @@ def install(arguments: Sequence[str], place: Place | None = None) -> int:
 
 def unit(settings: Settings, options: Sequence[str], place: Place) -> str:
     """The unit's text: the agent with its options, and its folders where it finds them again."""
-    command = [sys.executable, "-OO", "-m", "shoal_agent", str(place.state / "join")]
+    command = [*module_command("shoal_agent", "-OO"), str(place.state / "join")]
     command += ["--identity-folder", str(place.kept / "identity")]
     command += ["--cache", str(place.kept / "cache"), *options, "--name", settings.name]
     stop_seconds = round(settings.drain_seconds) + _STOP_SECONDS
@@ -89,6 +90,8 @@ def unit(settings: Settings, options: Sequence[str], place: Place) -> str:
         "# The options are wrong: to try again changes nothing.",
         "RestartPreventExitStatus=2",
         f"TimeoutStopSec={stop_seconds}",
+        "# Where memory runs out, the kernel ends what prepares a fragment. The agent is to go on.",
+        "OOMPolicy=continue",
         "NoNewPrivileges=yes",
         "",
         "[Install]",

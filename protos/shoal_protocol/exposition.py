@@ -88,7 +88,8 @@ class HistogramCollector(Collector):
 class ExpositionServer(ThreadingHTTPServer):
     """Serves a registry and the process's health until `close`; by default on loopback only.
 
-    `port` 0 asks for any free port; the bound one is in `port`. Raises `OSError` when it is taken.
+    `port` 0 asks for any free port; the bound one is in `port`. Raises `OSError`, which names
+    the address, when it is taken.
     `unix:/path` as the host is a Unix socket, which takes the place of one that is there.
     """
 
@@ -115,18 +116,22 @@ class ExpositionServer(ThreadingHTTPServer):
         self._places = BoundedSemaphore(CONNECTIONS)
         self._open: dict[socket, float] = {}  # what may be cut, and since when; the oldest first
         self._lock = Lock()
+        address: Any  # a server of TCP, by its type; an address of AF_UNIX is a path
         if self._path is None:
-            address = "::" if host == ANY and has_dualstack_ipv6() else host
-            self.address_family = AF_INET6 if ":" in address else AF_INET
+            address = "::" if host == ANY and has_dualstack_ipv6() else host, port
+            self.address_family = AF_INET6 if ":" in address[0] else AF_INET
             # Of a burst of connections none is to wait for its second try, a second later. At a
             # Unix socket there are no strangers, and a short queue shows a process that hangs.
             self.request_queue_size = 128
-            super().__init__((address, port), handler)
         else:
+            address = str(self._path)
             self.address_family = AF_UNIX
             self._path.unlink(missing_ok=True)
-            # A server of TCP, by its type; an address of AF_UNIX is a path.
-            super().__init__(str(self._path), handler)  # type: ignore[arg-type]
+        try:
+            super().__init__(address, handler)
+        except OSError as error:  # which says nothing of the address
+            where = host if self._path is not None else _joined(host, port)
+            raise OSError(error.errno, error.strerror, where) from error
         self.port = self.server_port
         # How often it checks whether to stop; requests are answered at once.
         loop = partial(self.serve_forever, poll_interval=0.2)
@@ -137,8 +142,7 @@ class ExpositionServer(ThreadingHTTPServer):
     def url(self) -> str:
         if self._path is not None:
             return self.host
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"http://{_joined(self.host, self.port)}"
 
     def close(self) -> None:
         """Stop listening; the port is free again on return."""
@@ -200,6 +204,10 @@ class ExpositionServer(ThreadingHTTPServer):
         else:
             host, port = self.socket.getsockname()[:2]
             self.server_name, self.server_port = str(host), int(port)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class _Handler(BaseHTTPRequestHandler):

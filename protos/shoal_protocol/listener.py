@@ -205,13 +205,16 @@ def _is_port_in_use(host: str, port: int) -> bool:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
+        if error.errno == socket.EAI_AGAIN:  # a network may be late
+            reason = f"the host has no address yet: {error.strerror}"
+            raise OSError(f"{host}:{port}: {reason}") from error
         raise AddressRefused(f"{host}:{port}", f"the host has no address: {error}") from error
     for family, kind, protocol, _, target in found:
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
+        try:  # a machine may be without IPv6, and have a name for its loopback there
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(target)
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    return True
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return True
     return False

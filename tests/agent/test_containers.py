@@ -188,19 +188,35 @@ def test_a_group_of_either_version_says_what_it_allows_and_how_often_that_was_to
     monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
     events = "low 5\nhigh 6\nmax 7\noom 1\noom_kill 1\n"
     versions = (
-        ("memory.max", "memory.current", "memory.events", events),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.failcnt", "7\n"),
+        ("memory.max", "memory.current", "memory.events", events, 13),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.failcnt", "7\n", 7),
     )
-    for allowed, usage, hits, text in versions:
+    for allowed, usage, hits, text, number in versions:
         for name, content in ((allowed, "4096\n"), (usage, "512\n"), (hits, text)):
             (tmp_path / name).write_text(content)
         found = Machine()
         assert found.memory_limit_bytes() == 4096
         assert found.memory_charged_bytes() == 512
-        assert found.memory_limit_hits() == 7
+        assert found.memory_limit_hits() == number
         (tmp_path / hits).unlink()
         assert found.memory_limit_hits() == 0
         (tmp_path / allowed).unlink()
+
+
+@pytest.mark.parametrize(
+    ("most", "slow_from", "limit"),
+    [("max", "268435456", 256 << 20), ("4096", "8192", 4096), ("4096", "max", 4096)],
+)
+def test_what_a_group_slows_its_processes_down_at_is_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, slow_from: str, limit: int
+) -> None:
+    """As `MemoryHigh=` of a unit of systemd says it."""
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    (tmp_path / "memory.max").write_text(f"{most}\n")
+    (tmp_path / "memory.high").write_text(f"{slow_from}\n")
+    found = Machine()
+    assert found.memory_limit_bytes() == limit
+    assert found.memory_bytes == min(limit, found.physical_bytes)
 
 
 @pytest.mark.real

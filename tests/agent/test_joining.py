@@ -107,13 +107,20 @@ def test_install_writes_a_unit_that_systemd_takes(
     file = place.units / "shoal-agent.service"
     text = file.read_text()
     (command,) = [each for each in text.splitlines() if each.startswith("ExecStart=")]
-    assert f" -OO -m shoal_agent {place.state}/join " in command
+    assert f" -OO -P -m shoal_agent {place.state}/join " in command
     assert "--budget 512Mi --cache-size 2Gi" in command
     assert "enable --now shoal-agent" in capsys.readouterr().out
     if (analyze := shutil.which("systemd-analyze")) is not None:
         verify = [analyze, "verify", "--user", str(file)]
         checked = subprocess.run(verify, check=False, capture_output=True, text=True)
         assert "shoal-agent" not in checked.stderr, checked.stderr
+
+
+def test_an_agent_whose_child_the_kernel_has_ended_is_not_stopped(place: Place) -> None:
+    """As systemd does by default: it would be started again, prepare the same, and be stopped."""
+    assert install([LINE, "--name", "pi-4", "--budget", "64Mi"], place) == 0
+    lines = (place.units / "shoal-agent.service").read_text().splitlines()
+    assert "OOMPolicy=continue" in lines[lines.index("[Service]") : lines.index("[Install]")]
 
 
 def test_the_installed_command_is_one_that_the_agent_takes(place: Place, tmp_path: Path) -> None:

@@ -224,6 +224,7 @@ async def test_what_a_run_uses_while_it_is_written_still_counts_where_that_fails
         store.cover(made)
         await store.uncover(made)
         shutil.rmtree(folder / "agent" / "activations")
+        (folder / "agent" / "activations").touch()  # nothing can be written there
         disk.leave.set()
         with pytest.raises(SpillFull):
             await spilling

@@ -1,6 +1,7 @@
 """Metrics, health and readiness over HTTP."""
 
 import http.client
+import re
 import socket
 from collections import Counter as Counted
 from collections.abc import Iterator
@@ -236,6 +237,21 @@ def test_the_port_is_free_after_closing_and_taken_before() -> None:
             ExpositionServer(lambda: None, port=port)
     with ExpositionServer(lambda: None, port=port) as server:
         assert server.port == port
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_an_address_that_is_taken_is_named(host: str) -> None:
+    """A process has others."""
+    with ExpositionServer(lambda: None, host=host) as server:
+        shown = server.url.removeprefix("http://")
+        with pytest.raises(OSError, match=re.escape(f"'{shown}'")):
+            ExpositionServer(lambda: None, host=host, port=server.port)
+
+
+def test_a_unix_socket_that_cannot_be_served_is_named(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/none/m"
+    with pytest.raises(FileNotFoundError, match=re.escape(f"'{address}'")):
+        ExpositionServer(lambda: None, host=address)
 
 
 def test_a_unix_socket_takes_the_place_of_one_that_a_killed_process_left(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import ssl
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from operator import sub
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 import pytest
@@ -173,6 +175,45 @@ async def test_a_second_server_on_a_port_is_refused_although_ports_can_be_shared
     await first.stop(None)
     assert await second.open(f"127.0.0.1:{port}", pki.issue("server")) == port
     await second.stop(None)
+
+
+async def test_a_name_that_has_an_address_of_ipv6_is_served_without_ipv6(
+    pki: Pki, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian has `::1 localhost` in its hosts; a kernel may be without IPv6 all the same."""
+    real, stream = socket.socket, (socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+
+    def without(family: int = socket.AF_INET, *rest: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        return real(family, *rest)
+
+    def of_both(_host: str, port: int, **_: object) -> list[object]:
+        found = (socket.AF_INET6, *stream, ("::1", port, 0, 0))
+        return [found, (socket.AF_INET, *stream, ("127.0.0.1", port))]
+
+    listener, other = serving(), serving()
+    port = await other.open("127.0.0.1:0", pki.issue("server"))
+    monkeypatch.setattr(socket, "socket", without)
+    monkeypatch.setattr(socket, "getaddrinfo", of_both)
+    with pytest.raises(OSError, match="it is in use by another process"):
+        await listener.open(f"localhost:{port}", pki.issue("server"))
+    await other.stop(None)
+    assert await listener.open(f"localhost:{port}", pki.issue("server")) == port
+    await listener.stop(None)
+
+
+async def test_a_name_that_nobody_can_look_up_now_is_not_refused_for_good(
+    pki: Pki, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at boot, before there is a network: whoever starts the process is to try again."""
+
+    def late(*_: object, **__: object) -> NoReturn:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", late)
+    with pytest.raises(OSError, match="7401: the host has no address yet: Temporary"):
+        await serving().open("pi-4.lan:7401", pki.issue("server"))
 
 
 async def test_a_second_server_on_a_unix_socket_is_refused(tmp_path: Path) -> None:

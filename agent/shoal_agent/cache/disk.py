@@ -227,6 +227,7 @@ class FragmentCache:
             with self._memory:
                 self._take_up(digest)
                 self._expected.setdefault(digest, _UNKNOWN)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may remove it
             folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 

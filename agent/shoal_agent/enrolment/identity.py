@@ -22,7 +22,6 @@ import math
 import os
 import random
 import stat
-import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from typing import Final
 
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.channels import Credentials
+from shoal_protocol.interpreter import module_command
 from shoal_protocol.join_lines import JoinLine
 
 _SHORTEST_PAUSE_SECONDS: Final = 1.0
@@ -184,7 +184,7 @@ class Identity:
         except (OSError, ValueError) as error:
             raise EnrolmentFailed(f"the token cannot be read: {error}") from error
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-OO", "-m", "shoal_protocol.pki.request"),
+            *module_command("shoal_protocol.pki.request", "-OO"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

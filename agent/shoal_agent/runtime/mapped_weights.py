@@ -54,6 +54,7 @@ def map_weights(model: Path) -> Weights:
     if not found:
         return {}
     start = min(offset for offset, *_ in found)
+    start -= start % mmap.ALLOCATIONGRANULARITY  # pages may be larger than what tensors begin at
     end = max(offset + length for offset, length, _ in found)
     with model.with_name(WEIGHTS).open("rb") as file:
         mapped = mmap.mmap(file.fileno(), end - start, access=mmap.ACCESS_COPY, offset=start)

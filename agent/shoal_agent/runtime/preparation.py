@@ -29,7 +29,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from shoal_agent.cache.disk import FragmentCache
+from shoal_agent.cache.folders import PREPARED_FOLDER
 from shoal_agent.memory.residency import short
 from shoal_agent.runtime import prepare_child
 from shoal_agent.runtime.described import read_blocks
@@ -58,6 +59,7 @@ from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.pressure import is_ended_with_its_children
 from shoal_protocol.disk_shares import MORE_DISK
 from shoal_protocol.durable_files import sync_folder
+from shoal_protocol.interpreter import module_command
 from shoal_protocol.preparing import WORTH_PREPARING_BYTES
 from shoal_protocol.threads import in_thread
 from shoal_protocol.units import format_apart, format_bytes
@@ -134,6 +136,11 @@ class Preparation:
         self._marks: TrialMarks | None = None
         if is_ended_with_its_children():
             self._marks = TrialMarks(cache.folder.with_name(_MARK))
+        for digest in cache.cached():
+            # What an agent before has left of another runtime has the room of what is made now.
+            with suppress(OSError):  # mostly there is none
+                if _remove_others(cache.path(digest) / PREPARED_FOLDER):
+                    cache.count_prepared(digest)
 
     async def prepare(self, digest: str, fragment: Path, granted_bytes: int) -> Prepared:
         """What there is of a fragment, with the form in it that runs in what is granted, if that
@@ -321,7 +328,8 @@ class Preparation:
             disk_bytes=disk_bytes,
         )
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-OO", "-P", "-m", prepare_child.__name__, order.as_argument()),
+            *module_command(prepare_child.__name__, "-OO"),
+            order.as_argument(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -376,14 +384,20 @@ def _make_empty(part: Path) -> None:
 
 def _admit(part: Path, folder: Path) -> None:
     """Give a whole form its final name, durably; forms of other runtimes or processors go."""
-    current = {key(WHOLE), key(IN_BLOCKS)}
-    for other in folder.parent.iterdir():
-        if other.name not in current and other != part:
-            shutil.rmtree(other, ignore_errors=True)
+    _remove_others(folder.parent, part)
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
     sync_folder(folder.parent)
     sync_folder(folder.parent.parent)
+
+
+def _remove_others(forms: Path, part: Path | None = None) -> bool:
+    """Have forms of other runtimes or processors go; whether there were any. Raises `OSError`."""
+    kept = {forms / key(WHOLE), forms / key(IN_BLOCKS), part}
+    others = [each for each in forms.iterdir() if each not in kept]
+    for each in others:
+        shutil.rmtree(each, ignore_errors=True)
+    return bool(others)
 
 
 def _environment() -> dict[str, str]:

@@ -22,7 +22,7 @@ _CGROUP: Final = Path("/proc/self/cgroup")
 _SYS: Final = Path("/sys")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _MEMINFO_LINES: Final = re.compile(rb"^(MemTotal|MemAvailable): +(\d+) kB$", re.MULTILINE)
-_HITS: Final = re.compile(rb"^(?:max )?(\d+)$", re.MULTILINE)
+_HITS: Final = re.compile(rb"^(?:max |high )?(\d+)$", re.MULTILINE)
 _READ_BYTES: Final = 1 << 14
 _UNLIMITED_FROM: Final = 1 << 60
 """The first version of control groups writes "no limit" as a number near 2^63."""
@@ -124,22 +124,24 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class _MemoryGroup:
-    """The files of a control group that say what memory it allows, and what of it is used."""
+    """The files of a control group that say what memory it allows, and what of it is used. Beyond
+    `slow_from` the kernel lets its processes hardly run, and takes from them what it can."""
 
     limit: Path
+    slow_from: Path
     usage: Path
     details: Path
     inactive: re.Pattern[bytes]
     hits: Path
 
     def limit_bytes(self) -> int | None:
-        limit = _integer(self.limit)
-        return None if limit is None or limit >= _UNLIMITED_FROM else limit
+        found = (_integer(self.limit), _integer(self.slow_from))
+        limits = (each for each in found if each is not None and each < _UNLIMITED_FROM)
+        return min(limits, default=None)
 
     def limit_hits(self) -> int:
-        """How often it was at its limit: all of the file, or one of its lines."""
-        found = _HITS.search(_read(self.hits) or b"")
-        return 0 if found is None else int(found[1])
+        """How often it was at its limit: all of the file, or two of its lines."""
+        return sum(map(int, _HITS.findall(_read(self.hits) or b"")))
 
     def used_bytes(self) -> int | None:
         """What is used and cannot simply be dropped."""
@@ -197,6 +199,7 @@ def _memory_groups() -> Iterator[_MemoryGroup]:
             if (folder / limit).exists():
                 yield _MemoryGroup(
                     folder / limit,
+                    folder / "memory.high",
                     folder / usage,
                     folder / "memory.stat",
                     re.compile(inactive, re.MULTILINE),

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final, Protocol
+from typing import BinaryIO, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,7 +105,7 @@ class StoreBuffer:
             array, self.lease = self.store.buffers.take(size)
             return array
         try:
-            with self.file.open("w+b") as file:
+            with _new_file(self.file) as file:
                 # Writing to a mapping that the disk has no room for would end the process.
                 os.posix_fallocate(file.fileno(), 0, size)
                 self.mapping = mmap.mmap(file.fileno(), size)
@@ -389,7 +389,7 @@ def _text_bytes(tensors: Mapping[str, Array]) -> int:
 def _write(path: Path, arrays: Mapping[str, Array]) -> tuple[mmap.mmap | None, dict[str, Array]]:
     """Write arrays to a file; its mapping, and the arrays as views of that."""
     starts: dict[str, int] = {}
-    with path.open("w+b") as file:
+    with _new_file(path) as file:
         for name, array in arrays.items():
             file.write(bytes(-file.tell() % _ALIGNMENT))
             starts[name] = file.tell()
@@ -408,6 +408,15 @@ def _write(path: Path, arrays: Mapping[str, Array]) -> tuple[mmap.mmap | None, d
         view = mapped[starts[name] : starts[name] + array.nbytes].view(array.dtype)
         views[name] = view.reshape(array.shape)
     return mapping, views
+
+
+def _new_file(path: Path) -> BinaryIO:
+    """Somebody may have removed its folder, to make room."""
+    try:
+        return path.open("w+b")
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        return path.open("w+b")
 
 
 def _remove(path: Path) -> None:

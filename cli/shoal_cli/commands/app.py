@@ -32,6 +32,7 @@ from shoal_cli.commands import (
 from shoal_cli.commands.failures import INTERRUPTED, print_failure
 from shoal_cli.commands.option_groups import with_options
 from shoal_cli.commands.options import help_of
+from shoal_protocol.interpreter import module_command
 
 EPILOG = (
     "A first run:  shoal run model.onnx --inputs in --outputs out --devices 3 --budget 64Mi\n\n"
@@ -88,7 +89,7 @@ def _add_process(name: str, what: str, whose: str, *flags: str) -> None:
         package = f"shoal_{name}"
         if find_spec(package) is None:
             raise typer.BadParameter(f"{name} is not installed here: no {package}")
-        command = [sys.executable, *flags, "-m", package, *context.args]
+        command = [*module_command(package, *flags), *context.args]
         os.execv(sys.executable, command)  # noqa: S606 - see above
 
     text = f"Run {what} (shoal {name} --help shows {whose} own options)."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from shoal_cli.commands import options
+from shoal_protocol.interpreter import module_command
 from shoal_protocol.join_lines import DEFAULT_PORT, check_host
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def coordinator(
     With --listen it is that process alone, which needs --store and certificates.
     """
     if any(each.partition("=")[0] == "--listen" for each in context.args):
-        command = [sys.executable, "-m", "shoal_coordinator", *context.args]
+        command = [*module_command("shoal_coordinator"), *context.args]
         os.execv(sys.executable, command)  # noqa: S606 - it takes this one's place
     from shoal_cli.standalone.invitations import Kind
     from shoal_cli.standalone.serving import Standalone, serve, this_host

@@ -5,7 +5,6 @@ import contextlib
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -28,6 +27,7 @@ from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
 from shoal_protocol.channels import open_channel
 from shoal_protocol.heap_reserve import HEAP_RESERVE_BYTES
+from shoal_protocol.interpreter import module_command
 from shoal_protocol.threads import in_thread
 from shoal_protocol.units import counted, format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -259,7 +259,7 @@ class PoolRun:
         if self.options.otlp is not None:
             command += ["--otlp", self.options.otlp]
         command += self._metrics_option("c")
-        python = [sys.executable, "-m", "shoal_coordinator"]
+        python = module_command("shoal_coordinator")
         return self._spec(self.coordinator, self.coordinator, [*python, *command])
 
     def _agent_spec(self, device: LocalDevice, number: int) -> ProcessSpec:
@@ -278,7 +278,7 @@ class PoolRun:
             command += ["--link-latency-milliseconds", str(device.link.latency_milliseconds)]
         command += self._metrics_option(str(number))
         group = self._device_groups.get(device.name)
-        python = [sys.executable, "-OO", "-m", "shoal_agent"]
+        python = module_command("shoal_agent", "-OO")
         return self._spec(label, f"device {label}", [*python, *command], group)
 
     def _spec(

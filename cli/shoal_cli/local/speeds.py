@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from importlib import metadata
@@ -19,6 +18,7 @@ from typing import Final
 from shoal_cli.local.supervisor import child_environment
 from shoal_cli.transfer.cache_folder import default_cache
 from shoal_protocol.durable_files import replace_file
+from shoal_protocol.interpreter import module_command
 from shoal_protocol.speed_files import stored_speed, subject
 from shoal_protocol.speeds import UNKNOWN_SPEED, Speed
 
@@ -68,7 +68,7 @@ def _given_speed(path: Path) -> Speed:
 
 
 def _measure(path: Path) -> None:
-    command = [sys.executable, "-m", "shoal_agent.calibration", str(path.parent)]
+    command = [*module_command("shoal_agent.calibration"), str(path.parent)]
     ended = subprocess.run(  # noqa: S603 - this interpreter, and nothing that a user gave
         command, env=child_environment(), timeout=_SECONDS, capture_output=True, check=True
     )

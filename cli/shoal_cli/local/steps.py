@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from shoal_cli.local.supervisor import child_environment, session_signal
+from shoal_protocol.interpreter import module_command
 
 Json = Mapping[str, Any]
 """What passes between a step and the process that started it."""
@@ -81,7 +82,8 @@ async def run_step(name: str, module: str, request: Json, on_progress: Progress)
 async def start_step(module: str, request: Json, errors: int) -> asyncio.subprocess.Process:
     """A process that is given its request; `errors` are as those of `subprocess`."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "shoal_cli.local.step", module),
+        *module_command("shoal_cli.local.step"),
+        module,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=errors,

@@ -7,7 +7,6 @@ when it ends; with a certificate that is renewed here, and followed there.
 import asyncio
 import signal
 import socket
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from typing import Final
 
 from shoal_cli.local.supervisor import Death, ProcessSpec, Supervisor
 from shoal_cli.standalone.folders import Folder
+from shoal_protocol.interpreter import module_command
 from shoal_protocol.listener import Listener, refuse_if_in_use
 from shoal_protocol.own_address import own_address
 from shoal_protocol.pki.authority import Authority, Issued, Request
@@ -160,7 +160,7 @@ def coordinator_process(standalone: Standalone) -> ProcessSpec:
     """What is started. Its log tells of jobs and devices unless the arguments say otherwise. Who is
     forgotten gets no other certificate, and is gone when the last one has expired."""
     folder, files = standalone.folder, standalone.folder.credentials
-    command = [sys.executable, "-m", "shoal_coordinator", "--exit-with-parent"]
+    command = [*module_command("shoal_coordinator"), "--exit-with-parent"]
     command += ["--listen", standalone.target, "--store", str(folder.store)]
     command += ["--tls-ca", str(files.ca), "--tls-certificate", str(files.certificate)]
     command += ["--tls-key", str(files.key), "--sessions-expire"]

@@ -229,7 +229,7 @@ class InputSet:
         if spec.name not in (file.contents.stacked or ()):
             return arrays.read(name)
         rows = arrays.read(name, slice(row, row + 1))
-        return rows if spec.shape is None or rows.ndim == len(spec.shape) else rows[0]
+        return rows if spec.shape is None or rows.ndim == len(spec.shape) else rows[0, ...]
 
 
 def scan_inputs(

@@ -85,7 +85,7 @@ def enrol(order: Order) -> dict[str, object]:
         private.mkdir(exist_ok=True, mode=0o700)
         sync_folder(private.parent)
     used = hashlib.sha256(order.token.encode()).hexdigest()
-    _keep_key(folder / "current", pending / "key.pem", used)
+    _keep_key(folder, pending, used)
     key = _key(pending / "key.pem")
     response = _ask(order, _request(key, order.name))
     certificate = _checked(response, key, order.name)
@@ -106,13 +106,15 @@ def enrol(order: Order) -> dict[str, object]:
     return identity
 
 
-def _keep_key(current: Path, pending: Path, used: str) -> None:
-    """Ask with the current key, where the token is still the one that it was signed with: a token
-    that comes with another key is taken for stolen."""
-    with contextlib.suppress(OSError, ValueError):
-        match json.loads((current / "identity.json").read_bytes()):
-            case {"token": known} if known == used:
-                _write_key(pending, (current / "key.pem").read_bytes())
+def _keep_key(folder: Path, pending: Path, used: str) -> None:
+    """Ask with the key that was signed, where the token is still the one that it was signed with: a
+    token that comes with another key is taken for stolen. That key is the current one, or of an
+    identity that did not become current, since the disk was full or the power failed."""
+    for note in folder.glob("*/identity.json"):
+        with contextlib.suppress(OSError, ValueError):
+            match json.loads(note.read_bytes()):
+                case {"token": known} if known == used and note.parent != pending:
+                    _write_key(pending / "key.pem", note.with_name("key.pem").read_bytes())
 
 
 def _key(path: Path) -> ec.EllipticCurvePrivateKey:

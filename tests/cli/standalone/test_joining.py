@@ -1,6 +1,7 @@
 """Joining a standalone coordinator over real TLS: who is believed, and who gets a certificate."""
 
 import asyncio
+import errno
 import json
 import os
 import time
@@ -123,6 +124,21 @@ async def test_a_power_failure_costs_nobody_the_token(
     for path in joined._folder(line.target).rglob("*"):
         if path.is_file() and path.stat().st_ino not in synced:
             path.write_bytes(b"")
+    await joins(line)
+    assert joined.joined() == [line.target]
+
+
+async def test_a_disk_that_takes_no_name_of_an_identity_costs_nobody_the_token(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(link: Path, target: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(link))
+
+    line = shelf.line(Kind.CLIENT)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "symlink_to", full)
+        with pytest.raises(OSError, match="No space left"):
+            await joins(line)
     await joins(line)
     assert joined.joined() == [line.target]
 

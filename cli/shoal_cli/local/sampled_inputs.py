@@ -75,7 +75,11 @@ def rows_as_items(specs: Iterable[TensorSpec], inputs: InputSet, largest: Shapes
         and not isinstance(spec.shape[0], int)
         and largest[spec.name][0] > 1
     ]
-    alone = [file.name for file in inputs.files if file.contents.stacked is None]
+    alone = [
+        file.name
+        for file in inputs.files
+        if file.contents.stacked is None and file.contents.problem is None
+    ]
     if not several or not alone:
         return ""
     rows = max(largest[name][0] for name in several)

@@ -11,11 +11,16 @@ from cli.local.test_report import REPORT
 from cli.local.workbench import MIB, Workbench
 from made_models import Made, weight
 from shoal_cli.local.cut_orders import CutOrder
-from shoal_cli.local.finer_cuts import continued
-from shoal_cli.local.preparation import cut_into_store
-from shoal_cli.local.report import JobReport, Latency
+from shoal_cli.local.finer_cuts import continued, cut_finer
+from shoal_cli.local.orders import bare_manifests, read_orders
+from shoal_cli.local.planned_jobs import PlannedJob
+from shoal_cli.local.planning import plan_on_pool
+from shoal_cli.local.preparation import Prepared, cut_into_store, partition_path
+from shoal_cli.local.report import FailedItem, JobReport, Latency
 from shoal_cli.local.steps import Json
 from shoal_planner.devices import PoolDevice
+from shoal_protocol.choices import Mode, Policy, Residency
+from shoal_protocol.partition import Outgrown, document_from_json
 from shoal_protocol.units import Bytes
 
 SMALL = 600
@@ -90,6 +95,48 @@ def test_a_cut_leaves_the_largest_inputs_to_another_where_that_saves_time(tmp_pa
 
 def job(**values: object) -> JobReport:
     return replace(REPORT.jobs[0], **values)  # type: ignore[arg-type]
+
+
+def planned(folder: Path, *, rest: bool, outgrown: tuple[Outgrown, ...] = ()) -> PlannedJob:
+    manifests = bare_manifests(
+        MADE.save(folder),
+        inputs=save_inputs(folder / "in"),
+        outputs=folder / "out",
+        budgets=[24 * MIB] * 2,
+        fragments=None,
+        residency=Residency.ADAPTIVE,
+        policy=Policy.FIFO,
+        mode=Mode.STREAMING,
+    )
+    order = read_orders(manifests, {}).jobs[0]
+    cut_into_store(order.plan.cut, folder, lambda done, total: None)
+    path = partition_path(folder, order.plan.cut.name)
+    cut = replace(order.plan.cut, outgrown=outgrown)
+    document = document_from_json(path.read_bytes())
+    prepared = Prepared(order=cut, document=document, path=path, advice="", rest=rest)
+    return PlannedJob(order=order, prepared=prepared, plan=plan_on_pool(order.plan, prepared))
+
+
+def test_what_is_left_is_cut_for_all_inputs_without_the_divisions_of_the_first_cut(
+    tmp_path: Path,
+) -> None:
+    divided = (Outgrown(fragment=0, need_bytes=Bytes(30 * MIB)),)
+    large = FailedItem(item=SMALL, input="b.npz", reason="b.npz: Budget: it took 25 MiB")
+    left = job(state="Failed", reason="ItemsFailed", succeeded=SMALL, failed=1, failures=(large,))
+    notes: list[str] = []
+    ran = planned(tmp_path, rest=True, outgrown=divided)
+    assert ran.order.plan.cut.smaller_first
+    (again,) = cut_finer([(ran, left)], notes.append)
+    assert not again.order.plan.cut.smaller_first
+    assert again.order.plan.cut.outgrown == ()
+    assert notes == [f"{ran.order.name}: 1 item left; now it is cut for larger ones"]
+
+    unfit = FailedItem(item=0, input="a.npz", reason="a.npz[0]: InvalidInput: it has rank 3")
+    assert cut_finer([(ran, replace(left, failures=(unfit,)))], notes.append) == []
+    late = replace(left, reason="DeadlineExceeded")
+    assert cut_finer([(ran, late)], notes.append) == []
+    whole = replace(ran, prepared=replace(ran.prepared, rest=False))
+    assert cut_finer([(whole, left)], notes.append) == []
 
 
 def test_a_job_that_ran_in_two_cuts_has_one_report() -> None:

@@ -303,7 +303,7 @@ def test_killed_agents_and_a_killed_coordinator_are_started_again(busy: Workbenc
     until(lambda: len(list(busy.outputs.glob("*.npz"))) >= 2, process)
     lines = children(busy.folder).values()
     # Docstrings would be 2 MiB of each agent.
-    assert sum("-OO -m shoal_agent" in line for line in lines) == len(agents(busy.folder)) > 0
+    assert sum("-OO -P -m shoal_agent" in line for line in lines) == len(agents(busy.folder)) > 0
     os.kill(agents(busy.folder)[0], signal.SIGKILL)
     done = len(list(busy.outputs.glob("*.npz")))
     until(lambda: len(list(busy.outputs.glob("*.npz"))) > done + 2, process)

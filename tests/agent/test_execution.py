@@ -68,8 +68,20 @@ def together(effects: Iterable[Effect] | None) -> list[list[int]]:
     return [[part.assignment.instruction for part in (each, *each.joined)] for each in starts]
 
 
+def ran(
+    queue: TaskQueue,
+    instruction: int,
+    kept: Iterable[str] = (),
+    *,
+    in_the_way: bool = False,
+    small: bool = False,
+) -> list[Effect]:
+    effects = queue.computed(instruction, kept, in_the_way=in_the_way, small=small)
+    return effects + queue.settled(instruction)
+
+
 def ended(queue: TaskQueue, instruction: int) -> list[Effect]:
-    return queue.computed(instruction) + queue.delivered(instruction)
+    return ran(queue, instruction) + queue.delivered(instruction)
 
 
 def refused(effects: Iterable[Effect]) -> list[tuple[int, Reason]]:
@@ -104,14 +116,14 @@ def test_a_waiting_task_does_not_hold_up_a_ready_one_and_ready_ones_run_in_order
     assert started(queue.submit(assignment(2, 1))) == [2]
     queue.submit(assignment(3, 2))
     queue.arrive(NOW, sent(0), ["t0"])
-    assert started(queue.computed(2)) == [1]
-    assert started(queue.computed(1)) == [3]
+    assert started(ran(queue, 2)) == [1]
+    assert started(ran(queue, 1)) == [3]
 
 
 def test_what_was_made_here_serves_any_number_of_consumers_until_it_is_released() -> None:
     queue = TaskQueue()
     queue.submit(assignment(1, 0))
-    queue.computed(1, ["t1"])
+    ran(queue, 1, ["t1"])
     later = Assignment(
         instruction=2,
         task=made(0, stage=2),
@@ -121,16 +133,26 @@ def test_what_was_made_here_serves_any_number_of_consumers_until_it_is_released(
     (start,) = queue.submit(later)
     assert isinstance(start, Start)
     assert start.inputs == ((made(0), frozenset({"t1"})),)
-    assert dropped(queue.computed(2)) == set()
+    assert dropped(ran(queue, 2)) == set()
     assert dropped(queue.release([made(0)])) == {made(0)}
     assert not queue.holds(made(0))
+
+
+def test_nothing_runs_before_what_a_task_took_has_a_place_of_its_own() -> None:
+    queue = TaskQueue()
+    queue.submit(assignment(1, 0))
+    assert started(queue.computed(1)) == []
+    assert started(queue.submit(assignment(2, 1))) == []
+    queue.arrive(NOW, sent(2), ["t0"])
+    assert started(queue.submit(assignment(3, 2, 0))) == []
+    assert started(queue.settled(1)) == [2]
 
 
 def test_what_was_sent_here_is_used_up_by_its_task() -> None:
     queue = TaskQueue()
     queue.arrive(NOW, sent(0), ["t0"])
     queue.submit(assignment(1, 0, 0))
-    assert dropped(queue.computed(1)) == {sent(0)}
+    assert dropped(ran(queue, 1)) == {sent(0)}
 
 
 def test_release_also_lets_unclaimed_copies_go_but_not_those_that_a_task_waits_with() -> None:
@@ -146,8 +168,8 @@ def test_at_most_so_many_tasks_deliver_at_once() -> None:
     for instruction in range(DELIVERING_LIMIT + 1):
         queue.submit(assignment(instruction, instruction))
     for instruction in range(DELIVERING_LIMIT - 1):
-        assert started(queue.computed(instruction)) == [instruction + 1]
-    assert started(queue.computed(DELIVERING_LIMIT - 1)) == []
+        assert started(ran(queue, instruction)) == [instruction + 1]
+    assert started(ran(queue, DELIVERING_LIMIT - 1)) == []
     assert started(queue.delivered(0)) == [DELIVERING_LIMIT]
 
 
@@ -156,13 +178,13 @@ def test_small_outputs_hold_up_nothing_until_many_are_on_their_way() -> None:
     for instruction in range(SMALL_LIMIT + DELIVERING_LIMIT + 1):
         queue.submit(assignment(instruction, instruction))
     for instruction in range(SMALL_LIMIT - 1):
-        assert started(queue.computed(instruction, small=True)) == [instruction + 1]
+        assert started(ran(queue, instruction, small=True)) == [instruction + 1]
     for instruction in range(SMALL_LIMIT - 1, SMALL_LIMIT + DELIVERING_LIMIT - 2):
-        assert started(queue.computed(instruction)) == [instruction + 1]
+        assert started(ran(queue, instruction)) == [instruction + 1]
     last = SMALL_LIMIT + DELIVERING_LIMIT - 2
-    assert started(queue.computed(last, small=True)) == [], "as many as there may be of both"
+    assert started(ran(queue, last, small=True)) == [], "as many as there may be of both"
     assert started(queue.delivered(0)) == [last + 1]
-    assert started(queue.computed(last + 1)) == []
+    assert started(ran(queue, last + 1)) == []
     assert started(queue.delivered(1)) == [], "of the large ones there are enough"
     assert started(queue.delivered(last + 1)) == [last + 2]
 
@@ -177,7 +199,7 @@ def test_a_cancelled_task_is_answered_once_wherever_it_is() -> None:
     assert queue.cancel(1) == [Stop(instruction=1)]
     assert queue.cancel(1) == []
     assert queue.stopped_because(1) is Reason.CANCELLED
-    assert queue.computed(1) == []
+    assert ran(queue, 1) == []
     assert queue.cancel(1) == []
     assert queue.cancel(99) == []
 
@@ -195,7 +217,7 @@ def test_an_older_epoch_is_refused_and_a_newer_one_voids_what_is_older() -> None
     assert isinstance(old, Refused)
     assert old.message == "epoch 1 of job j is over; it is 2 now"
     assert queue.arrive(NOW, sent(0, epoch=1), ["t0"]) is None
-    assert started(queue.computed(1, ["t1"])) == [3]
+    assert started(ran(queue, 1, ["t1"])) == [3]
     assert not queue.holds(made(0))
 
 
@@ -252,7 +274,7 @@ def test_tasks_of_a_fragment_that_goes_are_answered() -> None:
     queue.submit(assignment(2, 1, digest="a"))
     queue.submit(assignment(3, 2, digest="b"))
     assert refused(queue.unload("a")) == [(2, Reason.NOT_RESIDENT)]
-    assert started(queue.computed(1)) == [3]
+    assert started(ran(queue, 1)) == [3]
 
 
 def test_tasks_of_one_fragment_that_wait_start_at_once_up_to_the_batch_of_each() -> None:
@@ -294,7 +316,7 @@ def test_one_that_is_cancelled_in_a_run_with_others_stops_it_and_only_it_is_answ
     queue.submit(assignment(1, 1, batch=3))
     queue.submit(assignment(2, 2, batch=3))
     queue.submit(assignment(3, 3, 0, batch=3, deadline=10))
-    assert together(queue.computed(1)) == [[2, 3]]
+    assert together(ran(queue, 1)) == [[2, 3]]
     assert queue.tick(Nanoseconds(10)) == [Stop(instruction=3)]
     effects = queue.put_back([2, 3], alone=True)
     assert refused(effects) == [(3, Reason.CANCELLED)], "others had the processor too"
@@ -321,6 +343,7 @@ class Device:
         self.queue = TaskQueue()
         self.answers: dict[int, str] = {}
         self.running: dict[int, Assignment] = {}
+        self.settling: list[int] = []
         self.delivering: list[int] = []
         self.here: set[object] = set()
         self.epoch, self.submitted = 1, 0
@@ -330,6 +353,7 @@ class Device:
             match effect:
                 case Start():
                     assert not self.running
+                    assert not self.settling, "what it took has no place yet"
                     for each in (effect, *effect.joined):
                         assert all(key in self.here for key, _ in each.inputs)
                         assert len(each.inputs) == len(each.assignment.needs)
@@ -352,10 +376,15 @@ class Device:
         # Before the effects: the next task may start on what this one made.
         if not self.queue.stale(task.task.job, task.task.epoch):
             self.here.add(task.task)
+        self.settling.append(task.instruction)
         self.follow(self.queue.computed(task.instruction, ["t1"]))
 
     def deliver(self) -> None:
-        """The oldest computed task has handed its outputs on."""
+        """What the oldest computed task took has a place of its own; then, it has handed its
+        outputs on."""
+        if self.settling:
+            self.follow(self.queue.settled(self.settling.pop()))
+            return
         instruction = self.delivering.pop(0)
         assert instruction not in self.answers
         self.answers[instruction] = "executed"

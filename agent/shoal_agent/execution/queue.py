@@ -2,7 +2,8 @@
 
 A task is *waiting* until every tensor that it takes is here, then *ready*; one task at a time is
 *running*, or several at once of one fragment; after that it is *delivering* its outputs, while the
-next one runs already; when it has been answered the queue forgets it.
+next one runs already, as soon as what the first one took has *settled*; when it has been answered
+the queue forgets it.
 
     waiting --inputs here--> ready --device free--> running --> delivering --> answered
        |                       |                       |
@@ -14,6 +15,8 @@ Rules:
 - With a task start those that are ready now for the same fragment, up to the `batch` of each. None
   is waited for. Where they did not run, they are put back to where they were, to run with others
   later, or *alone*.
+- Inputs that later stages need too lie in the fragment's share of the budget while their task runs,
+  and nothing runs after it until they have places of their own.
 - At most `DELIVERING_LIMIT` tasks deliver at once: a slow link holds up the processor, not the
   memory. Those with small outputs, of which many leave as one message, have a limit of their own,
   `SMALL_LIMIT`. Outputs that found no room of their own lie in their fragment's share until they
@@ -83,6 +86,7 @@ class TaskQueue:
     _ready: set[int] = field(default_factory=set)
     _running: dict[int, _Running] = field(default_factory=dict)
     _alone: set[int] = field(default_factory=set)
+    _settling: set[int] = field(default_factory=set)
     _delivering: dict[int, Made] = field(default_factory=dict)
     _small: set[int] = field(default_factory=set)
     _in_the_way: set[int] = field(default_factory=set)
@@ -161,13 +165,15 @@ class TaskQueue:
         in_the_way: bool = False,
         small: bool = False,
     ) -> list[Effect]:
-        """A running task has run, or failed; `kept` are the outputs that later stages need.
+        """A running task has run, or failed; `kept` are the outputs that later stages need. What it
+        took has yet to be `settled`.
 
         `in_the_way`: what it delivers has no room of its own, so nothing runs until it has.
         `small`: it is little.
         """
         running = self._running.pop(instruction)
         self._forget(running.assignment)
+        self._settling.add(instruction)
         self._delivering[instruction] = running.assignment.task
         if in_the_way:
             self._in_the_way.add(instruction)
@@ -179,7 +185,12 @@ class TaskQueue:
         if names and not self.stale(task.job, task.epoch):
             self._held[task] = _Held(names)
             self._promote_item(_item(task))
-        return effects + self._next()
+        return effects
+
+    def settled(self, instruction: int) -> list[Effect]:
+        """What a task took that has run is gone, or has a place of its own."""
+        self._settling.discard(instruction)
+        return self._next()
 
     def delivered(self, instruction: int) -> list[Effect]:
         self._delivering.pop(instruction, None)
@@ -318,7 +329,7 @@ class TaskQueue:
                 self._promote(self._queued[instruction])
 
     def _next(self) -> list[Effect]:
-        if self._running or self._in_the_way:
+        if self._running or self._settling or self._in_the_way:
             return []
         small = len(self._small)
         if len(self._delivering) - small >= DELIVERING_LIMIT or small >= SMALL_LIMIT:

@@ -329,9 +329,7 @@ class Tasks:
         """Continue with the queue, when inputs that other tasks need too have places of their own:
         what runs next has the memory in which they were."""
         instruction = start.assignment.instruction
-        effects = self._queue.computed(instruction, kept, in_the_way=in_the_way, small=small)
-        starts = [each for each in effects if isinstance(each, execution.Start)]
-        self._do(each for each in effects if not isinstance(each, execution.Start))
+        self._do(self._queue.computed(instruction, kept, in_the_way=in_the_way, small=small))
         for key, _ in start.inputs:
             try:
                 await self._store.uncover(key)
@@ -339,7 +337,7 @@ class Tasks:
                 # Whoever needs it finds it missing; the coordinator has it made again.
                 log.warning("dropped the activation %s: %s", key, error)
         if not self._closed:
-            self._do(starts)
+            self._do(self._queue.settled(instruction))
 
     async def _compute(self, start: execution.Start) -> RunResult | pb.Failure:
         tensors = self._inputs(start)

@@ -298,12 +298,14 @@ class Agent(ItemLink):
             del self._executes[number]
             self._evict(execute.digest)
             self._refuse(session, number, demand)
-            self._carry_out(self.queue.computed(number, ()) + self.queue.delivered(number))
+            effects = self.queue.computed(number, ()) + self.queue.settled(number)
+            self._carry_out(effects + self.queue.delivered(number))
             return
         stages = self.world.specs[execute.job].stages
         needed = any(execute.stage in other.predecessors for other in stages)
         del self._executes[number]
         effects = self.queue.computed(number, TENSOR if needed and failure is None else ())
+        effects += self.queue.settled(number)
         if failure is None:
             self._deliver(session, execute, compute, lambda: None)
         else:

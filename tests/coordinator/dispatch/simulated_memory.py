@@ -160,6 +160,8 @@ class StoringAgent(Agent):
         self._taken: dict[int, tuple[execution.Key, ...]] = {}
         """What runs now takes these."""
         self._covered: set[execution.Key] = set()
+        self._uncovering: set[execution.Key] = set()
+        """What has run took these: they are in its fragment's share until they have a place."""
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         """Do it beside what goes on, until the session ends."""
@@ -193,6 +195,8 @@ class StoringAgent(Agent):
             counted = stored.granted == stored.size or stored.file is not None
             if not (counted or stored.writing or key in self._covered):
                 yield f"{key} is in memory without leave: {stored}"
+            if key in self._uncovering and not counted and self.queue.running:
+                yield f"{key} has no place yet, and the next task has the memory where it is"
         waiting = self.buffers.waiting_bytes + self.buffers.holes_bytes
         if ledger.reserved != granted + waiting:
             yield f"{ledger.reserved} bytes reserved, for {granted} stored and {waiting} waiting"
@@ -369,10 +373,14 @@ class StoringAgent(Agent):
         self._carry_out(self.queue.computed(number, kept, in_the_way=in_the_way))
         for key in self._taken.pop(number):
             self._covered.discard(key)
+            self._uncovering.add(key)
             try:
                 await self.store.uncover(key)
             except (SpillFull, OSError) as error:
                 self.world.note(f"-- {self.name} drops {key}: {error}")
+            finally:
+                self._uncovering.discard(key)
+        self._carry_out(self.queue.settled(number))
 
     def _forward(self, session: int, forward: give.Forward) -> None:
         self._begin(self._forward_kept(session, forward))

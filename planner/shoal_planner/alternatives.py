@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shoal_planner.costs import Costs, Division, Span
+from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PoolDevice
 from shoal_planner.disks import has_room
 from shoal_planner.goal import Goal
@@ -95,7 +96,7 @@ class Contest:
                 reason = f"a fragment for {device.name} needs {need}; it has {have}"
                 lacking = _lacking_disk(self.costs, division.span, device)
                 return Rejected(alternative=name, reason=lacking or reason)
-        reason = _would_reload(self.costs, lost)
+        reason = self._worse_held(lost)
         if not self.costs.predictable(self.pool):
             return Rejected(alternative=name, reason=reason or "is less balanced")
         period, latency = self.costs.totals(lost)
@@ -105,6 +106,13 @@ class Contest:
             period_nanoseconds=period,
             latency_nanoseconds=latency,
         )
+
+    def _worse_held(self, lost: Divisions) -> str:
+        """Where it would hold fragments in a way that the best need not: that comes before time."""
+        for said in (_would_reload, _would_wait):
+            if (reason := said(self.costs, lost)) and not said(self.costs, self.best):
+                return reason
+        return ""
 
     def _slower(self, lost: Divisions) -> str:
         (period, latency), best = self.costs.totals(lost), self.costs.totals(self.best)
@@ -134,10 +142,8 @@ def _item_takes(latency: int, best: int) -> str:
 def _would_reload(costs: Costs, lost: Divisions) -> str:
     for division in lost:
         for device in division.devices:
-            if costs.at_once(division.span, device):
+            if costs.holding(division.span, device) is not Holding.RELOADED:
                 continue
-            if len(division.span) == 1:
-                return f"{device.name} has no room for other items beside its fragment: they wait"
             if device.single:
                 return f"{device.name} holds one fragment at a time: it would load them in turn"
             if lacking := _lacking_disk(costs, division.span, device):
@@ -145,6 +151,14 @@ def _would_reload(costs: Costs, lost: Divisions) -> str:
             needs = f"its fragments need {_together(costs, division.span)}"
             have = f"{device.name} has {format_bytes(device.budget_bytes)}"
             return f"{needs}; {have}: it would load them in turn"
+    return ""
+
+
+def _would_wait(costs: Costs, lost: Divisions) -> str:
+    for division in lost:
+        for device in division.devices:
+            if not costs.receives(division.span, device):
+                return f"{device.name} has no room for other items beside a fragment: they wait"
     return ""
 
 

@@ -180,7 +180,7 @@ def _shortages(plan: Plan) -> Iterator[str]:
     """What follows where devices have too little memory for all at once."""
     if any(stage.held(Holding.IN_BLOCKS) for stage in plan.stages):
         yield "where memory is short, fragments run in blocks and read weights again"
-    if any(stage.held(Holding.RELOADED) for stage in plan.stages):
+    if plan.reloading:
         yield "fragments are loaded in turn, because no device holds its own together"
     if plan.waiting:
         yield "other items wait on disk, because no memory is left beside a fragment"

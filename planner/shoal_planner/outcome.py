@@ -145,6 +145,11 @@ class Plan:
     waiting: bool = False
 
     @property
+    def reloading(self) -> bool:
+        """Whether some device loads the fragments of a stage in turn."""
+        return any(stage.held(Holding.RELOADED) for stage in self.stages)
+
+    @property
     def goal(self) -> Goal:
         """What it was made for."""
         return Goal(self.objective, self.items)

@@ -6,19 +6,19 @@ model). It works in phases:
 
 1. refuse at once what fits nowhere, saying what it needs and what each device has;
 2. search among divisions in which every device holds its fragments at once, whole or in blocks;
-3. only where there is none: allow devices to load and unload fragments for each item;
-4. only where there is none either: have other items wait while a fragment runs;
+3. only where there is none: have other items wait on disk while a fragment runs;
+4. only where there is none either: allow devices to load and unload fragments for each item, first
+   those with room for other items;
 5. say what the plan would give, and what its alternatives would have given.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, product
 from typing import Final, Protocol
 
 from shoal_planner.alternatives import Contest
 from shoal_planner.costs import Costs, Division, Span, homes_of
-from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PoolDevice
 from shoal_planner.disks import has_room
 from shoal_planner.dividing import divided
@@ -119,7 +119,7 @@ def _best(
         return refused
     wishes = replace(wishes, cached=costs.cached_by(pool))
     pool = _weighed(pool, goal)
-    for reloading, waiting in ((False, False), (True, False), (True, True)):
+    for reloading, waiting in product((False, True), repeat=2):
         situation = Situation(
             costs=costs,
             pool=pool,
@@ -162,7 +162,7 @@ def replan(
         goal=goal,
         wishes=wishes,
         before=_divisions(before, devices),
-        reloading=best.waiting or any(stage.held(Holding.RELOADED) for stage in best.stages),
+        reloading=best.reloading,
         waiting=best.waiting,
     )
     ideal = _divisions(best.stages, devices)

@@ -29,13 +29,14 @@ from shoal_planner.links import NOWHERE, Homes
 from shoal_planner.outcome import Infeasible, Plan, Rejected, duration
 from shoal_planner.replanning import GAIN
 from shoal_planner.search import Question
-from shoal_planner.sharing import is_at_once
 from shoal_protocol.choices import Objective
 from shoal_protocol.cut_table import CutTable
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
 from shoal_protocol.units import Bytes, Nanoseconds, counted
 
 _ALONE: Final = Span(0, 1)
+_UNFIT: Final = 4
+"""More than any plan has in `cut_order`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +131,8 @@ def choose_cut(table: CutTable, pool: Sequence[PoolDevice], goal: Goal) -> Plann
     """The cut that these devices run best; None: there is none of which every fragment fits one."""
     costs = TableCosts(table, goal.loading_items)
     pool = [replace(each, cached=()) for each in pool]  # nothing of a cut that there is not yet
-    for devices in (with_room(pool), pool):
-        found = divided(Question(costs=costs, pool=devices, goal=goal))
+    for devices, waiting in ((with_room(pool), False), (pool, False), (pool, True)):
+        found = divided(Question(costs=costs, pool=devices, goal=goal, waiting=waiting))
         if found.divisions:
             divisions = found.divisions[0]
             period, latency = costs.totals(divisions)
@@ -172,12 +173,12 @@ def _kept(now: PlannedCut, current: Sequence[str]) -> PlannedCut:
 
 def cut_order(found: Plan | Infeasible, goal: Goal) -> tuple[int, int]:
     """Of the plans of several cuts the least is the best: what each device holds at once, then what
-    is loaded in turn, then that with items that wait, then what fits in no way: what needs the
-    least tells what would do."""
+    is loaded in turn, of both what has room for other items first, then what fits in no way: what
+    needs the least tells what would do."""
     if isinstance(found, Infeasible):
-        return 3, found.need_bytes or 0
+        return _UNFIT, found.need_bytes or 0
     period, latency = found.period_nanoseconds or 0, found.latency_nanoseconds or 0
-    return 2 if found.waiting else int(not is_at_once(found)), goal.value(period, latency)
+    return 2 * found.reloading + found.waiting, goal.value(period, latency)
 
 
 def rejected_cut(fragments: int, lost: Plan | Infeasible, best: Plan | Infeasible) -> Rejected:
@@ -185,10 +186,10 @@ def rejected_cut(fragments: int, lost: Plan | Infeasible, best: Plan | Infeasibl
     name = f"cut into {fragments} fragment{'s' * (fragments != 1)}"
     if isinstance(lost, Infeasible) or isinstance(best, Infeasible):
         return Rejected(alternative=name, reason="its fragments fit these devices in no way")
-    if lost.waiting and not best.waiting:
-        reason = "other items would wait on disk, because no memory would be left beside a fragment"
-    elif not is_at_once(lost) and is_at_once(best):
+    if lost.reloading and not best.reloading:
         reason = "devices would load its fragments in turn"
+    elif lost.waiting and not best.waiting:
+        reason = "other items would wait on disk, because no memory would be left beside a fragment"
     elif cut_order(lost, best.goal) == cut_order(best, best.goal):
         reason = "is as good"
     elif best.goal.cold:

@@ -152,7 +152,7 @@ class _Weighing:
     def _excess(self, division: Division) -> int:
         of, span, devices = self._of, division.span, division.devices
         least = of.costs.least(span)
-        if of.reloading:
+        if of.reloading or (of.waiting and len(span) == 1):
             least = of.costs.least_in_turn(span, waiting=of.waiting)
         if not devices or not of.wishes.allow(span, [device.name for device in devices]):
             return max(1, least)

@@ -30,7 +30,7 @@ from math import inf
 from typing import Final
 
 from shoal_planner.costs import Division, Span, SpanCosts
-from shoal_planner.device_costs import DeviceCost, Waits, after
+from shoal_planner.device_costs import DeviceCost, Holding, Waits, after
 from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.layers.arcs import number_of_subsets
@@ -174,10 +174,10 @@ class Question:
 
     def fits(self, span: Span, device: PoolDevice) -> bool:
         """Whether a device can serve a span."""
-        if not self.reloading:
-            return self.costs.at_once(span, device) is not None
-        held = self.costs.holding(span, device) is not None
-        return held and (self.waiting or self.costs.receives(span, device))
+        held = self.costs.holding(span, device)
+        if held is None or (held is Holding.RELOADED and not self.reloading):
+            return False
+        return self.waiting or self.costs.receives(span, device)
 
     def outgrows(self, span: Span, device: PoolDevice) -> bool:
         """Whether a device can serve neither a span nor one with more."""

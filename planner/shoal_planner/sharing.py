@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PeerLink, PoolDevice
 from shoal_planner.figures import item_shares
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
@@ -177,6 +176,4 @@ def _parts_left(of: Taken) -> str:
 
 def is_at_once(answer: Plan | Infeasible) -> bool:
     """Whether each device holds its fragments at once, with room for other items."""
-    if isinstance(answer, Infeasible) or answer.waiting:
-        return False
-    return not any(stage.held(Holding.RELOADED) for stage in answer.stages)
+    return not (isinstance(answer, Infeasible) or answer.reloading or answer.waiting)

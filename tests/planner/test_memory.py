@@ -306,12 +306,23 @@ def test_what_is_alone_on_a_device_is_loaded_once_though_other_items_wait(least:
     assert not any("all fragments need" in each.reason for each in answer.rejected)
 
 
+def test_devices_that_hold_all_while_other_items_wait_come_before_one_that_loads_in_turn() -> None:
+    document = partition([10**8] * 2, [20 * MIB] * 2, [12 * MIB, 12 * MIB, 0])
+    small, large = [device(name, budget=21 * MIB) for name in "ab"], device("c", budget=32 * MIB)
+    in_turn = placed(plan(document, [large], Objective.THROUGHPUT))
+    assert (in_turn.reloading, in_turn.waiting) == (True, False)
+    answer = placed(plan(document, [*small, large], Objective.THROUGHPUT))
+    assert (answer.reloading, answer.waiting) == (False, True)
+    reasons = {each.alternative: each.reason for each in answer.rejected}
+    assert "they wait" not in " ".join(reasons.values()), "in the best they do as well"
+
+
 def test_an_alternative_in_which_other_items_wait_says_so() -> None:
     document = partition([10**8] * 2, [12 * MIB, 16 * MIB], [0, 12 * MIB, 0])
     pool = [device("a", budget=48 * MIB), device("b", budget=17 * MIB)]
     answer = placed(plan(document, pool, Objective.THROUGHPUT))
     reasons = {each.alternative: each.reason for each in answer.rejected}
-    assert reasons["even split"] == ("b has no room for other items beside its fragment: they wait")
+    assert reasons["even split"] == ("b has no room for other items beside a fragment: they wait")
 
 
 def test_what_enters_a_run_of_fragments_has_room_beside_each_that_is_loaded_in_turn() -> None:

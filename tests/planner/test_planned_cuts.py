@@ -1,6 +1,6 @@
 """Cuts and devices chosen together, against brute force; and when a cut that exists gives way."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 
@@ -12,6 +12,7 @@ from random_profiles import profiles
 from shoal_planner.costs import Division, Span
 from shoal_planner.cut_tables import table_of
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.device_costs import Holding
 from shoal_planner.devices import PoolDevice
 from shoal_planner.goal import Goal
 from shoal_planner.outcome import Infeasible
@@ -23,9 +24,12 @@ from shoal_protocol.cut_table import CutTable, table_from_json, table_to_json
 from shoal_protocol.units import Bytes
 
 
-def every_plan(of: CutTable, pool: Sequence[PoolDevice]) -> Iterator[tuple[Division, ...]]:
-    """Every cut, with every way to give its fragments devices of their own."""
-    costs = TableCosts(of)
+def every_plan(
+    of: CutTable,
+    pool: Sequence[PoolDevice],
+    fits: Callable[[Span, PoolDevice], Holding | None],
+) -> Iterator[tuple[Division, ...]]:
+    """Every cut, with every way to give its fragments devices of their own that each fits."""
     for number in range(of.end):
         for inner in combinations(range(1, of.end), number):
             spans = [Span(*ends) for ends in pairwise((0, *inner, of.end))]
@@ -35,8 +39,7 @@ def every_plan(of: CutTable, pool: Sequence[PoolDevice]) -> Iterator[tuple[Divis
                     for place, span in enumerate(spans)
                 )
                 if all(
-                    each.devices and all(costs.at_once(each.span, d) for d in each.devices)
-                    for each in plan
+                    each.devices and all(fits(each.span, d) for d in each.devices) for each in plan
                 ):
                     yield plan
 
@@ -80,8 +83,8 @@ def test_no_cut_on_no_devices_beats_the_planned_one(
     with_room = [
         replace(each, budget_bytes=Bytes(each.budget_bytes - (640 << 10))) for each in pool
     ]
-    for devices in (with_room, pool):
-        values = [goal.value(*costs.totals(plan)) for plan in every_plan(of, devices)]
+    for devices, fits in ((with_room, costs.at_once), (pool, costs.at_once), (pool, costs.holding)):
+        values = [goal.value(*costs.totals(plan)) for plan in every_plan(of, devices, fits)]
         if values:
             assert chosen is not None
             assert chosen.value(goal) == min(values)
@@ -219,12 +222,24 @@ def test_of_cuts_that_fit_in_no_way_the_one_that_needs_the_least_says_what_would
     assert min(needs, key=lambda each: cut_order(each, goal)).need_bytes == 36
 
 
+def test_a_cut_that_is_held_at_once_while_other_items_wait_comes_before_one_in_turn() -> None:
+    pool, goal = [device("a", budget=21 * MIB)], Goal(Objective.THROUGHPUT)
+    at_once = partition([10**9], [20 * MIB], [12 * MIB, 0])
+    in_turn = partition([10**8] * 2, [14 * MIB] * 2, [MIB, MIB, 0])
+    best, lost = (placed(plan(each, pool, goal.objective)) for each in (at_once, in_turn))
+    assert (best.waiting, best.reloading) == (True, False)
+    assert (lost.waiting, lost.reloading) == (False, True)
+    assert cut_order(best, goal) < cut_order(lost, goal)
+    assert rejected_cut(2, lost, best).reason == "devices would load its fragments in turn"
+
+
 def test_a_faster_cut_that_lost_because_other_items_would_wait_says_so() -> None:
     pool, goal = [device("a", budget=21 * MIB)], Goal(Objective.THROUGHPUT)
-    faster = partition([10**8], [20 * MIB], [12 * MIB, 0], least=[16 * MIB])
-    finer = partition([10**9] * 2, [14 * MIB] * 2, [12 * MIB, MIB, 0])
+    faster = partition([10**8], [20 * MIB], [12 * MIB, 0])
+    finer = partition([10**9] * 2, [9 * MIB] * 2, [MIB // 8, MIB // 8, 0])
     lost, best = (placed(plan(each, pool, goal.objective)) for each in (faster, finer))
     assert (lost.waiting, best.waiting) == (True, False)
+    assert not best.reloading
     assert cut_order(best, goal) < cut_order(lost, goal)
     assert (lost.period_nanoseconds or 0) < (best.period_nanoseconds or 0)
     assert rejected_cut(1, lost, best).reason.startswith("other items would wait on disk")

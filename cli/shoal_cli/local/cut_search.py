@@ -290,37 +290,45 @@ def _in_parts(
     profiled: Callable[["Source"], Profile],
     suit: Callable[["Source", Profile, bool], Suited],
 ) -> Suited:
-    """What suits, with the largest layers in as many parts as that takes; else in blocks alone;
-    else the better of both with other items `waiting`. What refuses all is the reason that needs
-    the least."""
+    """What suits, with the largest layers in as many parts as that takes; else in blocks alone.
+    Where that is loaded in turn, or there is none, the better of it and of what suits with other
+    items `waiting`. What refuses all is the reason that needs the least."""
     tried: list[tuple[Source, Profile]] = []
     refusals: list[PreparationRefused] = []
+    found: list[Suited] = []
     for sliced in _as_fine(order, model, shapes) if order.seen else model.slicings():
         tried.append((sliced, profiled(sliced)))
         try:
-            return suit(*tried[-1], False)
-        except PreparationRefused as error:
-            refusals.insert(0, error)
-    waits: list[Suited] = []
-    large = (each for each in tried if not order.seen and _may_be_large(order, each[1]))
-    for sliced, profile in islice(large, _LARGE_TRIED):
-        if (suited := _large(order, sliced, profile, shapes)) is None:
-            continue
-        if not _waits(order, suited):
-            return suited
-        waits.append(suited)
-    for each in tried:
-        try:
-            waits.append(suit(*each, True))
+            found.append(suit(*tried[-1], False))
             break
         except PreparationRefused as error:
             refusals.insert(0, error)
-    if len(waits) == 1:
-        return waits[0]  # to weigh it would be to cut it once more
-    if waits:
-        return min(waits, key=lambda each: cut_order(weighed(order, each)[1], order.goal))
+    if not found:
+        large = (each for each in tried if not order.seen and _may_be_large(order, each[1]))
+        for sliced, profile in islice(large, _LARGE_TRIED):
+            if (suited := _large(order, sliced, profile, shapes)) is not None:
+                found.append(suited)
+                break
+    if found and _is_enough(order, found[0]):
+        return found[0]
+    for each in tried:
+        try:
+            found.append(suit(*each, True))
+            break
+        except PreparationRefused as error:
+            refusals.insert(0, error)
+    if found:
+        return _best_of(order, found)
     need = refusals[0].need_bytes
     raise refusals[0] if need is None else min(refusals, key=lambda each: each.need_bytes or inf)
+
+
+def _best_of(order: CutOrder, found: Sequence[Suited]) -> Suited:
+    """To weigh one that is alone would be to cut it once more."""
+    if len(found) == 1:
+        return found[0]
+    plans = [weighed(order, each) for each in found]
+    return min(plans, key=lambda each: cut_order(each[1], order.goal))[0]
 
 
 def weighed(order: CutOrder, suited: Suited) -> tuple[Suited, Plan | Infeasible]:
@@ -329,10 +337,10 @@ def weighed(order: CutOrder, suited: Suited) -> tuple[Suited, Plan | Infeasible]
     return replace(suited, best=(cut, rejected)), _plan(cut, order.devices, order)
 
 
-def _waits(order: CutOrder, suited: Suited) -> bool:
-    """Whether other items wait in its best plan."""
-    _, found = weighed(order, suited)
-    return isinstance(found, Plan) and found.waiting
+def _is_enough(order: CutOrder, suited: Suited) -> bool:
+    """Whether nothing better need be looked for: it was asked for, or devices hold all of it at
+    once, with room for other items, for which few fragments need no plan."""
+    return not is_free(order) or suited.best is None or is_at_once(weighed(order, suited)[1])
 
 
 def _as_fine(order: CutOrder, model: "Source", shapes: Shapes) -> "list[Source]":
@@ -351,8 +359,8 @@ def _as_fine(order: CutOrder, model: "Source", shapes: Shapes) -> "list[Source]"
 
 
 def _placeable(order: CutOrder, suited: Suited, *, waiting: bool) -> Suited:
-    """The same, with the best cut where it takes a plan to say that the devices can hold it, with
-    room for other items unless these are `waiting`. Raises `Unplaceable`."""
+    """The same, with the best cut where it takes a plan to say that the devices can hold it: at
+    once, or with room for other items unless these are `waiting`. Raises `Unplaceable`."""
     most = max((device.budget_bytes for device in order.devices), default=None)
     if most is None:
         return suited
@@ -362,6 +370,6 @@ def _placeable(order: CutOrder, suited: Suited, *, waiting: bool) -> Suited:
     if isinstance(found, Infeasible):
         text = found.message(order.name, "raise the budget")
         raise Unplaceable(text, found.need_bytes or None, suited)
-    if found.waiting and not waiting:
+    if found.waiting and found.reloading and not waiting:
         raise Unplaceable(f"{order.name}: other items would wait", None, suited)
     return suited

@@ -40,7 +40,8 @@ TABLE = Made(
         **{f"V{layer}": weight(2048, 512, seed=layer) for layer in range(2)},
     },
 )
-"""In one fragment it runs in blocks in 18 MiB while items wait, in three with room for them."""
+"""In one fragment it runs in blocks in 18 MiB while items wait; in three that are loaded in turn,
+with room for them."""
 
 
 @pytest.mark.real
@@ -74,15 +75,17 @@ def test_items_larger_than_the_room_that_is_left_wait_and_all_are_run(
     assert all(each["peak_bytes_above_floor"] <= each["budget_bytes"] for each in report["devices"])
 
 
-def test_no_item_waits_for_a_large_fragment_where_a_finer_cut_has_room(tmp_path: Path) -> None:
+def test_what_is_held_at_once_while_items_wait_comes_before_a_finer_cut_in_turn(
+    tmp_path: Path,
+) -> None:
     model = Source.open(TABLE.save(tmp_path))
     pool = (PoolDevice(name="d", budget_bytes=Bytes(18 * MIB)),)
     order = CutOrder(name="table", model="table", path=tmp_path / "model.onnx", devices=pool)
-    whole = Cut(model, model.profile(), ())
-    in_blocks = plan_without_alternatives(whole.document, pool, order.goal)
-    assert isinstance(in_blocks, Plan)
-    assert in_blocks.waiting
-    cut, _ = find_cut(order, suit_inputs(order, model))
-    found = plan_without_alternatives(cut.document, pool, order.goal)
+    finer = choose_cuts(model.profile(), CutRequest(max_bytes=pool[0].budget_bytes))
+    assert not isinstance(finer, Refusal)
+    cuts = Cut(model, model.profile(), finer), find_cut(order, suit_inputs(order, model))[0]
+    in_turn, found = (plan_without_alternatives(each.document, pool, order.goal) for each in cuts)
+    assert isinstance(in_turn, Plan)
     assert isinstance(found, Plan)
-    assert not found.waiting
+    assert (in_turn.reloading, in_turn.waiting) == (True, False)
+    assert (found.reloading, found.waiting) == (False, True)

@@ -62,7 +62,7 @@ def _can_cut(
     """Whether a layer's weights are large and its own, and all that is for each direction can be
     parted."""
     times = Counter(node.input)
-    if not set(_WEIGHTS) <= set(places) or any(times[node.input[each]] > 1 for each in places):
+    if not set(_WEIGHTS) <= set(places) or any(times[node.input[each]] > 1 for each in _WEIGHTS):
         return False
     constants = {place: parting.constant(node.input[place]) for place in places}
     size = 0

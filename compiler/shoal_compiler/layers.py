@@ -76,6 +76,8 @@ _ON_THE_LEFT: Final[Mapping[tuple[str, str], Operator]] = {
 }
 """Products whose weight may be the first operand, too; its rows are channels then, and the runtime
 takes one scale and one zero point for all of them."""
+_SPREADING: Final = frozenset(("Gemm", "FusedGemm"))
+"""They take a bias of one element for all channels as well."""
 _RIGHT: Final[Mapping[str, int]] = {"QLinearMatMul": 3}
 """The second operand, where it is not the second input."""
 
@@ -264,7 +266,7 @@ def _others(
         if other is None:
             return None
         elements = prod(other.dims)
-        if elements == 1 and place in operator.scales:
+        if elements == 1 and (place in operator.scales or node.op_type in _SPREADING):
             continue
         along = other.dims[other.only_axis] if other.dims else 0
         several = operator.blocks and place in operator.scales and along and along % channels == 0

@@ -1,8 +1,8 @@
 """Sizes that ONNX Runtime gives where onnx's inference has others (measured, 1.31 and opsets 7 to
-22): of what is scaled, pooled, or sliced from the end to the beginning.
+22): of what is scaled, pooled, convolved backwards, or sliced from the end to the beginning.
 
 A rule gives the sizes of axes of the first output, as far as they follow from those of the first
-input and from values that are known.
+input and from values that are known; or the most that they are, where onnx has less (`_MOST`).
 """
 
 from collections.abc import Callable, Mapping
@@ -28,13 +28,19 @@ _TO_THE_END: Final = (np.iinfo(np.int32).max, np.iinfo(np.int64).max)
 """As the end of a slice: all that there is, whatever the direction."""
 
 
-def sizes_as_run(node: onnx.NodeProto, axes: Axes, values: Values) -> Mapping[int, int]:
-    """The sizes by axis; nothing where the node is none of these, or makes no sense."""
+def sizes_as_run(
+    node: onnx.NodeProto, axes: Axes, inferred: Axes, values: Values
+) -> Mapping[int, int]:
+    """The sizes by axis, where onnx has `inferred` those of its output; nothing where the node is
+    none of these, or makes no sense."""
     rule = None if node.domain not in ("", "ai.onnx") else _RULES.get(node.op_type)
     if rule is None:
         return {}
     try:
         found = rule(node, axes, values)
+        if node.op_type in _MOST:
+            known = ((axis, size, inferred[axis]) for axis, size in found.items())
+            found = {axis: min(size, less) for axis, size, less in known if isinstance(less, int)}
     except (ArithmeticError, LookupError, ValueError):
         return {}
     return {axis: size for axis, size in found.items() if 0 <= size <= MAX_ELEMENTS}
@@ -136,6 +142,21 @@ def _pooled(node: onnx.NodeProto, axes: Axes, values: Values) -> Mapping[int, in
     return found
 
 
+def _transposed(node: onnx.NodeProto, axes: Axes, values: Values) -> Mapping[int, int]:
+    """Where the padding follows from sizes, `output_padding` adds nothing beyond the strides."""
+    del values
+    mode = _attribute(node, "auto_pad").s
+    if mode not in (b"SAME_UPPER", b"SAME_LOWER") or _integers(node, "output_shape"):
+        return {}
+    strides = _integers(node, "strides") or [1] * len(axes[2:])
+    sizes = zip(axes[2:], strides, strict=True)
+    return {
+        place: size * stride
+        for place, (size, stride) in enumerate(sizes, 2)
+        if isinstance(size, int)
+    }
+
+
 def _sliced(node: onnx.NodeProto, axes: Axes, values: Values) -> Mapping[int, int]:
     """From the end to the beginning; forwards onnx does as the runtime."""
     starts, ends, steps = (values[node.input[place]].tolist() for place in (1, _ENDS, _STEPS))
@@ -168,9 +189,11 @@ def _integers(node: onnx.NodeProto, name: str) -> list[int]:
 
 _RULES: Final[Mapping[str, Callable[[onnx.NodeProto, Axes, Values], Mapping[int, int]]]] = {
     "AveragePool": _pooled,
+    "ConvTranspose": _transposed,
     "LpPool": _pooled,
     "MaxPool": _pooled,
     "Resize": _scaled,
     "Slice": _sliced,
     "Upsample": _scaled,
 }
+_MOST: Final = frozenset(("ConvTranspose",))

@@ -346,10 +346,12 @@ class _Concrete:
         axes = axes_of(types[node.input[0]]) if node.input and node.input[0] else None
         if axes is None or not found:
             return found
-        sizes = sizes_as_run(node, axes, self.values)
         for kind in found.values():
+            inferred = axes_of(kind)
+            if inferred is None or len(inferred) != len(axes):
+                continue
             dims = kind.tensor_type.shape.dim
-            for axis, size in sizes.items() if len(dims) == len(axes) else ():
+            for axis, size in sizes_as_run(node, axes, inferred, self.values).items():
                 dims[axis].dim_value = size
         return found
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import weakref
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -28,7 +29,8 @@ OnError = Literal["raise", "return"]
 
 
 class AsyncModel(OfOneProcess):
-    """A model on a pool, until the pool is closed. Calls may run at the same time."""
+    """A model on a pool, until the pool is closed, or the program has the model no more. Calls may
+    run at the same time."""
 
     def __init__(self, items: Items) -> None:
         self._items = items
@@ -88,7 +90,8 @@ class AsyncPool(OfOneProcess):
         self._stack = contextlib.AsyncExitStack()
         self._run: Running | None = None
         self._begun = False
-        self._models: list[Items] = []
+        self._models: set[Items] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
         self._cutting = asyncio.Lock()
         self._failure: PoolFailed | None = None
 
@@ -135,8 +138,10 @@ class AsyncPool(OfOneProcess):
             start.batch = batch
             self._open_run()  # it may have been closed meanwhile
         items = Items(run.open_channel(), run.target, start, run.reopen)
-        self._models.append(items)
-        return AsyncModel(items)
+        self._models.add(items)
+        model = AsyncModel(items)
+        weakref.finalize(model, self._leave, asyncio.get_running_loop(), items).atexit = False
+        return model
 
     def _open_run(self) -> Running:
         if self._failure is not None:
@@ -147,9 +152,23 @@ class AsyncPool(OfOneProcess):
             raise PoolClosed
         return self._run
 
+    def _leave(self, loop: asyncio.AbstractEventLoop, items: Items) -> None:
+        """The program has a model no more, as one of its threads has found just now: a coordinator
+        serves so many at a time."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._close_model, items)
+
+    def _close_model(self, items: Items) -> None:
+        if items in self._models:
+            self._models.remove(items)
+            task = asyncio.get_running_loop().create_task(items.close())
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
     async def _close_models(self) -> None:
-        for items in self._models:
-            await items.close()
+        while self._models:
+            await self._models.pop().close()
+        await asyncio.gather(*self._leaving)
 
     async def _watch(self, run: Running) -> None:
         """A process of the pool that ends again and again ends everything."""

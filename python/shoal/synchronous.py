@@ -35,7 +35,8 @@ Value = TypeVar("Value")
 
 
 class Model(OfOneProcess):
-    """A model on a pool, until the pool is closed. Threads may share it."""
+    """A model on a pool, until the pool is closed, or the program has the model no more. Threads
+    may share it."""
 
     def __init__(self, model: AsyncModel) -> None:
         self._model = model

@@ -119,6 +119,32 @@ async def test_a_load_that_waits_for_what_a_trial_holds_goes_on_when_that_has_en
     await fragments.close()
 
 
+async def test_a_load_that_waits_for_what_moves_is_not_overtaken_by_what_comes(
+    tmp_path: Path, make: Callable[..., Fragments]
+) -> None:
+    """A device that is busy always receives or sends something."""
+    one, two = (
+        write_fragment(tmp_path, dense_model([512, size, 512]), 20 * MIB) for size in (512, 1024)
+    )
+    fragments = make(budget=44 * MIB)
+    await fragments.load(one.digest, one.resident_bytes, [])
+    assert fragments.request_move(8 * MIB)
+    loading = asyncio.create_task(fragments.load(two.digest, two.resident_bytes, []))
+    await asyncio.sleep(0.05)
+    assert two.digest not in fragments.ledger.in_flight
+    assert not fragments.request_move(4 * MIB)
+    assert not fragments.request_space(4 * MIB)
+    fragments.end_move(8 * MIB)
+    assert not fragments.request_move(8 * MIB)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await loading
+    assert fragments.request_move(4 * MIB)
+    fragments.end_move(4 * MIB)
+    for each in (one, two):
+        await fragments.unload(each.digest)
+    await fragments.close()
+
+
 async def test_a_run_that_is_stopped_for_what_moves_beside_it_runs_again_when_that_has_ended(
     tmp_path: Path, make: Callable[..., Fragments]
 ) -> None:

@@ -44,6 +44,16 @@ CASES = {
         helper.make_node("LSTM", ["x", "w", "r", "b", "", "h", "c"], ["y"], **BOTH),
         weights(4),
     ),
+    "LSTM whose first states are one tensor": (
+        state("h"),
+        helper.make_node("LSTM", ["x", "w", "r", "b", "", "h", "h"], ["y"], **BOTH),
+        weights(4),
+    ),
+    "LSTM whose first states are one weight": (
+        [],
+        helper.make_node("LSTM", ["x", "w", "r", "b", "", "h", "h"], ["y"], **BOTH),
+        {**weights(4), "h": weight(2, 1, HIDDEN, seed=3)},
+    ),
     "LSTM of which the last states are read": (
         [],
         helper.make_node("LSTM", ["x", "w", "r", "b"], ["", "", "y"], **BOTH),

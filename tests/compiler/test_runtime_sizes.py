@@ -51,6 +51,22 @@ MODELS = {
         made_of("AveragePool<kernel_shape = [1, 1], strides = [2, 2], ceil_mode = 1>(a)"),
         (5, 5),
     ),
+    "convolved backwards, with more added than the strides have room for": (
+        made_of(
+            'ConvTranspose<auto_pad = "SAME_UPPER", strides = [2, 3], output_padding = [1, 1]>'
+            "(a, w)",
+            w=np.ones((2, 2, 3, 4), np.float32),
+        ),
+        (20, 27),
+    ),
+    "convolved backwards, with a kernel that is smaller than the strides": (
+        made_of(
+            'ConvTranspose<auto_pad = "SAME_LOWER", strides = [3, 3], output_padding = [1, 1]>'
+            "(a, w)",
+            w=np.ones((2, 2, 1, 2), np.float32),
+        ),
+        (29, 27),
+    ),
     "turned round": (
         made_of(
             "Slice(a, starts, ends, axes, steps)",

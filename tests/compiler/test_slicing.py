@@ -42,7 +42,7 @@ def model(
         [helper.make_tensor_value_info("x", kind, x)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [
-            numpy_helper.from_array(weight(*shape, seed=seed), name)
+            numpy_helper.from_array(np.asarray(weight(*shape, seed=seed)), name)
             for seed, (name, shape) in enumerate(weights.items())
         ],
     )
@@ -84,8 +84,8 @@ def layers(draw: st.DrawFn) -> tuple[onnx.ModelProto, Shape]:
     match draw(st.sampled_from(["Gemm", "MatMul", "Conv"])):
         case "Gemm":
             first, second = draw(st.booleans()), draw(st.booleans())
-            if draw(st.booleans()) and has_bias:
-                bias = {"b": (1, channels)}
+            if has_bias:
+                bias = {"b": draw(st.sampled_from([(channels,), (1, channels), (), (1,), (1, 1)]))}
             node = helper.make_node(
                 "Gemm", reads, ["y"], transA=int(first), transB=int(second), alpha=0.5, beta=2.0
             )

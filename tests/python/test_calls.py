@@ -6,6 +6,7 @@ import pickle
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -13,7 +14,8 @@ import onnxruntime
 import pytest
 
 import shoal
-from python.pools import batch, check, processes
+from python.pools import SHAPES, batch, check, processes
+from shoal_coordinator.server.item_streams import MAXIMUM_STREAMS
 
 pytestmark = pytest.mark.real
 
@@ -144,3 +146,14 @@ def test_arguments_that_make_no_sense_are_refused_at_once(
 ) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         model.map([], **wrong)  # type: ignore[arg-type]
+
+
+def test_a_model_that_the_program_has_no_more_makes_room_for_others(
+    pool: shoal.Pool, folder: Path, whole: Session
+) -> None:
+    for seed in range(MAXIMUM_STREAMS + 1):
+        result = pool.load(folder / "model.onnx", shapes=SHAPES).run({"x": batch(seed)})
+        check(whole, batch(seed), result)
+    kept = [pool.load(folder / "model.onnx", shapes=SHAPES) for _ in range(3)]
+    for each in kept:
+        check(whole, batch(0), each.run({"x": batch(0)}))

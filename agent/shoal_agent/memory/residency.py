@@ -15,7 +15,7 @@ under `single`, resident and in flight together are one fragment at most.
 Fragments come before activations: an activation has another place to be (the disk), a fragment has
 not. A load that would fit but for the reserved bytes makes room first: so many bytes of activations
 are to be spilled, then it is asked for again. What moves cannot be spilled, but ends soon: a load
-that would fit but for that is postponed.
+that would fit but for that is postponed, and nothing else comes until it has its place.
 
 The ledger holds what is so, not what is hoped for: spilled bytes are subtracted when they are on
 disk (`return_space`). Where something that has happened leaves too little room for what waits in

@@ -122,10 +122,9 @@ class Fragments:
             have = self.ledger.free_for_fragments
             raise OverBudget(need_bytes, have, f"{short(digest)} was given up while it was loaded")
         self.batches.opened(digest, opened.manifest)
-        seconds, processor_seconds = perf_counter() - started, process_time() - used
+        seconds, spent = perf_counter() - started, process_time() - used
         self._counters.load.observe(seconds)
-        resident_bytes = self.ledger.resident[digest]
-        result = LoadResult(resident_bytes, seconds, processor_seconds, opened.fetched_bytes)
+        result = LoadResult(self.ledger.resident[digest], seconds, spent, opened.fetched_bytes)
         self._carry_out(self.ledger.lend())
         return result
 
@@ -385,7 +384,8 @@ class Fragments:
                 case Load.ALREADY_THERE:
                     return False
                 case Load.POSTPONED:
-                    await self._change()
+                    with self.buffers.yielding():
+                        await self._change()
                 case MakeRoom(size=size):
                     await self.spilling.make_room(size)
                 case Reclaim(grants=grants):

@@ -85,6 +85,7 @@ class Buffers:
         self.waiting_bytes = 0
         self.holes_bytes = 0
         self._uncounted_bytes = 0
+        self._yields = False
 
     def take(self, size: int) -> tuple[NDArray[np.uint8], Lease | None]:
         """So many writable bytes, and what `keep` takes when they are not needed any more; None:
@@ -119,8 +120,20 @@ class Buffers:
         else:
             self.leave(lease.size)
 
+    @contextmanager
+    def yielding(self) -> Iterator[None]:
+        """A load waits for what moves: nothing else comes meanwhile, or it might wait for ever,
+        since something always moves where a device is busy."""
+        self._yields = True
+        try:
+            yield
+        finally:
+            self._yields = False
+
     def request_move(self, size: int) -> bool:
         """Ask for a move: what others have left in the heap is for it."""
+        if self._yields:
+            return False
         if self._filled(size):
             self._ledger.begin_move(size)
             return True
@@ -128,6 +141,8 @@ class Buffers:
 
     def request_space(self, size: int) -> bool:
         """Ask for an activation, as for a move."""
+        if self._yields:
+            return False
         return self._filled(size) or self._asked(self._ledger.request_space, size)
 
     def end_move(self, size: int) -> None:

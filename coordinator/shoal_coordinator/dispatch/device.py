@@ -248,13 +248,14 @@ class Backoff:
 class DeviceHealth:
     """Signs of life, and fragments that the device fails with.
 
-    Since `unchanged_since` it is there with its budget. `probed_at` is set while the device is
-    silent. `fetched` counts the bytes of fragments that ever came to it, `fetched_at` is when that
-    last grew.
+    Since `unchanged_since` it is there with its budget, which became smaller at `shrunk_at`, if it
+    ever did. `probed_at` is set while the device is silent. `fetched` counts the bytes of fragments
+    that ever came to it, `fetched_at` is when that last grew.
     """
 
     unchanged_since: Nanoseconds
     seen_at: Nanoseconds
+    shrunk_at: Nanoseconds | None = None
     probed_at: Nanoseconds | None = None
     fetched: int = 0
     fetched_at: Nanoseconds = Nanoseconds(0)

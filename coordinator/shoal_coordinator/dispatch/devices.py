@@ -120,6 +120,8 @@ def _change_budget(state: State, device: Device, event: ev.BudgetChanged) -> Non
     if event.budget > tally.budget:
         tally.forget_too_large(tally.excess)
         device.health.forget(ev.FailureKind.BUDGET)
+    elif event.budget < tally.budget:
+        device.health.shrunk_at = state.now
     tally.budget, device.health.unchanged_since = event.budget, state.now
     for digest in device.memory.change_budget(event.budget, event.resident):
         drop_fragment(state, device, digest)

@@ -84,6 +84,41 @@ def test_a_fragment_comes_back_as_soon_as_the_budget_has_grown_again() -> None:
     assert (load.device, load.granted) == ("d1", 50 * MIB)
 
 
+def test_a_load_that_a_budget_has_no_room_for_is_given_again_when_the_budget_is_back() -> None:
+    table = Table(GRACE)
+    table.join("d1", 64)
+    load = only(table.submit(job(STAGES)), Load)
+    table.change_budget("d1", 20)
+    assert table.fail(load, FailureKind.BUDGET, 60, 20) == []
+    live(table, 2)
+    assert only(table.change_budget("d1", 64), Load).granted == 60 * MIB
+
+
+def test_a_load_that_a_budget_has_no_room_for_ends_its_job_where_the_budget_stays() -> None:
+    table = Table(GRACE)
+    table.join("d1", 64)
+    load = only(table.submit(job(STAGES)), Load)
+    live(table, 20)
+    table.change_budget("d1", 20)
+    table.fail(load, FailureKind.BUDGET, 60, 20)
+    live(table, 9)
+    assert table.all(FinishJob) == []
+    live(table, 2)
+    failure = table.all(FinishJob)[0].failure
+    assert failure is not None
+    assert (failure.need, failure.have) == (30 * MIB, 20 * MIB)
+
+
+def test_a_job_that_comes_while_a_budget_is_small_for_a_moment_waits_for_it() -> None:
+    table = Table(GRACE)
+    table.join("d1", 64)
+    live(table, 20)
+    table.change_budget("d1", 20)
+    assert table.submit(job(STAGES)) == []
+    live(table, 2)
+    assert only(table.change_budget("d1", 64), Load).granted == 60 * MIB
+
+
 def test_a_load_that_a_smaller_budget_refuses_is_given_again_at_once_with_less() -> None:
     table = Table()
     table.join("d1", 64)

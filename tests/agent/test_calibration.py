@@ -128,6 +128,20 @@ def test_a_link_that_became_slow_shows_when_the_old_transfers_have_aged() -> Non
     assert link.read().bytes_per_second is None
 
 
+def test_the_fastest_transfer_of_a_busy_link_counts_for_as_long_as_that_of_another() -> None:
+    clock = Clock()
+    link = LinkMeter(clock)
+    link.transferred(8 * MIB, 1.0)
+    for _ in range(1000):
+        clock.now += 0.1
+        link.transferred(MIB, 1.0)
+    assert link.read().bytes_per_second == 8 * MIB
+    for _ in range(5000):
+        clock.now += 0.1
+        link.transferred(MIB, 1.0)
+    assert link.read().bytes_per_second == MIB
+
+
 def test_a_report_of_a_link_stays_while_it_changes_little() -> None:
     link = LinkMeter(Clock())
     link.pinged(0.0100)

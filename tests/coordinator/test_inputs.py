@@ -394,7 +394,7 @@ def with_an_empty_array(folder: Path) -> None:
         (lambda folder: folder.mkdir(), "is empty: it has no .npz or .npy"),
         (
             lambda folder: (folder.mkdir(), (folder / "cat.png").write_text("")),
-            "holds 1 files, none of them .npz or .npy",
+            "holds 1 file and no .npz or .npy",
         ),
         (
             lambda folder: (folder.mkdir(), (folder / "a.npy").touch(), (folder / "a.npz").touch()),

@@ -22,25 +22,35 @@ AGE_SECONDS: Final = 600.0
 COORDINATOR: Final = ""
 """The other end of a link that is none of a peer."""
 MAXIMUM_LINKS: Final = 128
-_SAMPLES: Final = 64
+_SLOTS: Final = 10
+"""Into which that time is divided: of each only its best sample is kept, for a device that is busy
+has many a second."""
 _CHANGE: Final = 1.25
 
 
 @dataclass(slots=True)
 class _Best:
-    """The least of the last samples, as it was reported when it last changed much."""
+    """The least of the samples that count, as it was reported when it last changed much. `slots`:
+    when each began, and its least."""
 
     clock: Callable[[], float]
-    samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    slots: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_SLOTS + 1))
+    newest: float = -AGE_SECONDS
     reported: float | None = None
 
     def add(self, value: float) -> None:
-        self.samples.append((self.clock(), value))
+        now = self.clock()
+        self.newest = now
+        began, least = self.slots[-1] if self.slots else (-AGE_SECONDS, value)
+        if now - began < AGE_SECONDS / _SLOTS:
+            self.slots[-1] = (began, min(least, value))
+        else:
+            self.slots.append((now, value))
 
     def read(self) -> float | None:
         oldest = self.clock() - AGE_SECONDS
-        samples = tuple(self.samples)  # others are added meanwhile: `/metrics` has a thread
-        least = min((value for at, value in samples if at >= oldest), default=None)
+        slots = tuple(self.slots)  # others are added meanwhile: `/metrics` has a thread
+        least = min((value for began, value in slots if began >= oldest), default=None)
         if (
             least is None
             or self.reported is None
@@ -52,8 +62,7 @@ class _Best:
     @property
     def ages(self) -> bool:
         """Whether there is no sample from the second half of the time for which they count."""
-        newest = self.samples[-1][0] if self.samples else -AGE_SECONDS
-        return self.clock() - newest > AGE_SECONDS / 2
+        return self.clock() - self.newest > AGE_SECONDS / 2
 
 
 class LinkMeter:

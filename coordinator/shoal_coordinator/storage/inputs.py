@@ -35,6 +35,7 @@ from shoal_coordinator.storage.file_tables import FileTable
 from shoal_protocol.durable_files import is_transient
 from shoal_protocol.elements import Array
 from shoal_protocol.partition import TensorSpec
+from shoal_protocol.units import counted
 
 SUFFIXES: Final = (".npy", ".npz")
 _OPEN_FILES: Final = 4
@@ -284,8 +285,8 @@ def _names(folder: Path, limits: FolderLimits) -> list[str]:
         raise InputsRefused(folder, f"cannot be listed: {e.strerror}") from e
     names = sorted(name for name in found if name.endswith(SUFFIXES))
     if not names:
-        what = f"holds {len(found)} files, none of them" if found else "is empty: it has no"
-        raise InputsRefused(folder, f"{what} .npz or .npy")
+        what = f"holds {counted(len(found), 'file')} and" if found else "is empty: it has"
+        raise InputsRefused(folder, f"{what} no .npz or .npy")
     if len(names) > limits.files:
         raise InputsRefused(
             folder,

@@ -89,12 +89,18 @@ def _claim(
     storage_class = storage.storage_class_name if there is None else there.storage_class
     spec: Json = {
         "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": str(size)}},
+        "resources": {"requests": {"storage": _quantity(size)}},
     }
     if storage_class is not None:
         spec["storageClassName"] = storage_class
     labels, owners = labels_of(pool, "coordinator"), _owners(pool, own_jobs)
     return manifest(pool, "PersistentVolumeClaim", name, labels, owners, spec=spec)
+
+
+def _quantity(size: int) -> str:
+    """As people read it in `kubectl get pvc`, where a unit says it exactly."""
+    units = ((1 << 40, "Ti"), (1 << 30, "Gi"), (1 << 20, "Mi"))
+    return next((f"{size // unit}{name}" for unit, name in units if size % unit == 0), str(size))
 
 
 def _told(pool: DevicePool, name: str, claim: Claim | None) -> Manifest:

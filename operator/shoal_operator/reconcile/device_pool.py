@@ -57,6 +57,7 @@ from shoal_operator.reconcile.limits import (
 from shoal_operator.reconcile.manifests import child_key
 from shoal_operator.reconcile.names import namespace_of
 from shoal_operator.reconcile.networks import network_policies, pod_monitor
+from shoal_operator.reconcile.pool_budgets import UPDATING
 from shoal_operator.reconcile.resources import key_of
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, DeviceState, Node, Unreachable
@@ -65,7 +66,6 @@ from shoal_protocol.identities import why_no_device
 from shoal_protocol.units import counted, format_downwards, listed
 
 REQUEUE_SECONDS: Final = 30.0
-UPDATING: Final = "Updating"
 _NAMED: Final = 5
 _SHORT_PERCENT: Final = 10
 """Of a volume's size: with less it is nearly full."""

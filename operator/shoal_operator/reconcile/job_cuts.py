@@ -9,7 +9,7 @@ from shoal_operator.reconcile.conditions import FALSE
 from shoal_operator.reconcile.names import OWNER_UID, uid_of
 from shoal_operator.reconcile.partition import recipe_of
 from shoal_operator.reconcile.plans import is_too_much
-from shoal_operator.reconcile.pool_budgets import pool_budget
+from shoal_operator.reconcile.pool_budgets import UPDATING, pool_budget
 from shoal_operator.reconcile.snapshot import DeviceState, InferenceJobSnapshot, Unreachable
 from shoal_operator.reconcile.times import seconds_since
 
@@ -143,14 +143,28 @@ def is_outdated(snapshot: InferenceJobSnapshot) -> bool:
 
 
 def may_have_more(snapshot: InferenceJobSnapshot, there: Partition) -> bool:
-    """Whether devices may have, or get back, what a Partition that was refused for less takes: one
-    that is known, or for a while one that a coordinator that began again does not know yet."""
+    """Whether devices may have, or get, what a Partition that was refused for less takes: one
+    that is known, one that is being told of a larger budget, or for a while one that a coordinator
+    that began again does not know yet."""
     if isinstance(snapshot.view, Unreachable) or refusal_of(there) is None or _is_divided(snapshot):
         return False
-    if larger_budget(snapshot, there) is not None:
+    if larger_budget(snapshot, there) is not None or _is_given_more(snapshot, there):
         return True
     recent = seconds_without_plan(snapshot) < _LASTS_AT_MOST_SECONDS
     return snapshot.before.finer_cut is not None and recent and _lacks_some(snapshot)
+
+
+def _is_given_more(snapshot: InferenceJobSnapshot, there: Partition) -> bool:
+    """Whether the pool's budget was raised above what a Partition is cut for, and agents have not
+    adopted it yet, which takes them some seconds."""
+    pool = snapshot.pool
+    if pool is None or (pool_budget(pool) or 0) <= size_of(there):
+        return False
+    known = pool.condition("AgentsReady")
+    if known is None or known.observed_generation != pool.generation:
+        return known is not None
+    recent = seconds_since(known.last_transition_time, snapshot.now) < AWAY_SECONDS
+    return known.reason == UPDATING and recent
 
 
 def lacks_devices(snapshot: InferenceJobSnapshot) -> bool:

@@ -10,6 +10,9 @@ force stays
 - while its coordinator cannot be reached (Ready is Unknown);
 - while a node of it is cordoned, though a new plan does without cordoned nodes, unless a budget has
   become too small for it;
+- while no job will run by it any more, with what was predicted of it, as long as its devices are
+  there and have room for it: they measure something else all the time, and each job of last year
+  would be written for that;
 - while the best plan gains less than a tenth over it. Where it gains more, or devices were lost, a
   plan that moves fewer fragments may follow instead (`shoal_planner.replanning`).
 
@@ -207,7 +210,8 @@ def _usable(
 ) -> tuple[PoolDevice, ...] | Decision:
     """The devices that a plan may have now; or what to do as long as the plan in force stays."""
     planned = snapshot.placement.holds("Planned")
-    if planned and (missing := _missing(previous, devices)):
+    missing = _missing(previous, devices)
+    if planned and missing:
         since = _missing_since(snapshot)
         if since is None or since < GRACE_SECONDS:
             return _in_grace_period(snapshot, missing, GRACE_SECONDS - (since or 0.0))
@@ -215,7 +219,8 @@ def _usable(
     cordoned = snapshot.cordoned - frozenset(pin.device for pin in spec.pins)
     budgets = {device.name: device.budget_bytes for device in devices}
     fits = not is_too_much(_before(snapshot), budgets)
-    if planned and fits and cordoned & _used(previous):
+    stays = snapshot.job_ended and bool(previous) and not missing
+    if planned and fits and (stays or cordoned & _used(previous)):
         return _unchanged(snapshot)
     usable = tuple(device for device in devices if device.name not in cordoned)
     if not usable:

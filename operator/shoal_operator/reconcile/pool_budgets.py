@@ -6,6 +6,8 @@ from typing import Final
 from shoal_api.kinds import DevicePool, Partition
 from shoal_operator.reconcile.snapshot import StoredDocument
 
+UPDATING: Final = "Updating"
+"""The reason of a pool's AgentsReady while agents adopt what was edited."""
 _MORE: Final = 4
 """Budgets that have grown by one part in so many are worth another cut."""
 

@@ -335,7 +335,7 @@ def test_a_claim_that_is_there_keeps_its_class_and_does_not_shrink() -> None:
     spec = claim["spec"]
     assert isinstance(spec, Mapping)
     assert spec["storageClassName"] == "slow"
-    assert spec["resources"] == {"requests": {"storage": str(5 << 30)}}
+    assert spec["resources"] == {"requests": {"storage": "5Gi"}}
 
 
 def test_runs_whose_job_is_gone_are_stopped_and_forgotten() -> None:

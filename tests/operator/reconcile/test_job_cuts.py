@@ -7,7 +7,7 @@ from reconcile.test_inference_job import PLANNED, knows, run, silent
 from reconcile.test_placement import device
 from reconcile.values import MIB, NOW, condition, word
 from shoal_api.fields import Condition, ConditionStatus
-from shoal_api.kinds.device_pool import Budget
+from shoal_api.kinds.device_pool import Budget, DevicePoolStatus
 from shoal_api.kinds.partition import PartitionStatus
 from shoal_api.kinds.placement import PlacementStatus
 from shoal_operator.reconcile.decision import Decision, SubmitJob
@@ -83,6 +83,45 @@ def test_nobody_gives_up_while_it_is_not_known_which_devices_there_are() -> None
     decision = decide(silent(refused(24, 64, cut_for=24)))
     assert sizes(decision) == [24 * MIB]
     assert word(decision.status, "Failed") == "False NotFailed"
+
+
+def raised(agents_ready: Condition, generation: int = 2) -> InferenceJobSnapshot:
+    """A job that was refused in 2 MiB, when its pool has been given 24 MiB just now."""
+    snapshot = refused(2, cut_for=2)
+    pool = snapshot.pool
+    assert pool is not None
+    return replace(
+        snapshot,
+        pool=replace(
+            pool,
+            metadata=replace(pool.metadata, generation=generation),
+            spec=replace(pool.spec, budget=Budget(memory=Bytes(24 * MIB))),
+            status=DevicePoolStatus(conditions=(agents_ready,)),
+        ),
+    )
+
+
+def test_nobody_gives_up_while_agents_adopt_a_budget_that_was_raised() -> None:
+    """A failed job is often retried within the seconds that they take."""
+    connected = Condition(
+        type="AgentsReady",
+        status=ConditionStatus.TRUE,
+        reason="AllConnected",
+        message="",
+        observed_generation=1,
+        last_transition_time="2026-03-01T11:00:00Z",
+    )
+    assert word(decide(raised(connected)).status, "Failed") == "False NotFailed"
+    updating = replace(
+        connected,
+        status=ConditionStatus.FALSE,
+        reason="Updating",
+        observed_generation=2,
+        last_transition_time=NOW,
+    )
+    assert word(decide(raised(updating)).status, "Failed") == "False NotFailed"
+    for_ever = replace(updating, last_transition_time="2026-03-01T11:00:00Z")
+    assert word(decide(raised(for_ever)).status, "Failed") == "True PartitionRefused"
 
 
 def test_a_larger_device_changes_nothing_about_a_cut_that_was_made() -> None:

@@ -235,6 +235,44 @@ def test_nothing_is_told_of_the_placement_of_a_job_that_has_ended() -> None:
     assert decision.notes == ()
 
 
+def test_the_plan_of_a_job_that_has_ended_is_not_written_for_each_measurement() -> None:
+    """Devices of a pool measure something else every few seconds, and jobs may be there by the
+    thousand."""
+    of, _, status = see(placement(), devices("a", "b", "c"))
+    slow = Speed(convolution_flops_per_second=1e9, product_flops_per_second=1e9)
+    view = devices("a", "b", "c")
+    view = replace(view, devices=tuple(replace(each, speed=slow) for each in view.devices))
+    snapshot = PlacementSnapshot(
+        now=LATER,
+        settings=SETTINGS,
+        placement=of,
+        partition=PARTITION,
+        document=KEPT,
+        pool=pool(),
+        view=view,
+    )
+    assert decide(snapshot).status != status
+    assert decide(replace(snapshot, job_ended=True)).status == status
+
+
+def test_the_plan_of_a_job_that_has_ended_leaves_devices_that_are_gone() -> None:
+    of, _, _ = see(placement(), devices("a", "b", "c"))
+    of, _, _ = see(of, devices("a", "b"))
+    snapshot = PlacementSnapshot(
+        now=LATER,
+        settings=SETTINGS,
+        placement=of,
+        partition=PARTITION,
+        document=KEPT,
+        pool=pool(),
+        view=devices("a", "b"),
+        job_ended=True,
+    )
+    status = decide(snapshot).status
+    assert isinstance(status, PlacementStatus)
+    assert (word(status, "Ready"), set(used(status))) == ("True Ready", {"a", "b"})
+
+
 def test_an_edit_is_planned_at_once() -> None:
     of, _, _ = see(placement(), devices("a", "b", "c"))
     pin = {"fragment": 0, "device": "c"}

@@ -8,7 +8,7 @@ import pytest
 from reconcile.rules import decide
 from reconcile.test_device_pool import children, snapshot
 from reconcile.test_inference_job import PLANNED, job, knows, run, status_of, works, written
-from reconcile.values import NOW, UID
+from reconcile.values import NOW, UID, pool
 from shoal_api.kinds import InferenceJob
 from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, RunState, WorkerPhase
 
@@ -56,3 +56,14 @@ def test_results_that_could_not_be_transferred_keep_the_volume_until_the_job_is_
 )
 def test_a_job_without_results_there_does_not_hold_the_volume(of: InferenceJob) -> None:
     assert owners(of) == [], "the operator makes the pool its owner, as of everything"
+
+
+@pytest.mark.parametrize(
+    ("size", "claimed"), [("5Gi", "5Gi"), ("1536Mi", "1536Mi"), ("1G", "1000000000")]
+)
+def test_a_claim_says_its_size_as_people_do_where_that_is_exact(size: str, claimed: str) -> None:
+    of = pool(coordinator={"storage": {"size": size}})
+    made = children(decide(snapshot(of, claim=None)), "PersistentVolumeClaim")["shelf-coordinator"]
+    spec = made["spec"]
+    assert isinstance(spec, Mapping)
+    assert spec["resources"] == {"requests": {"storage": claimed}}

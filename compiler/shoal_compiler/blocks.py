@@ -98,6 +98,7 @@ class FragmentModel:
                 held_bytes=cost.held_bytes,
                 weight_bytes=cost.weight_bytes,
                 working_bytes=cost.working_bytes,
+                beside_bytes=cost.beside_bytes,
                 empties_arena=index in emptied,
                 dequantises=_dequantises(model.graph),
                 gathers=read,

@@ -69,6 +69,7 @@ class BlockCost:
     held_bytes: int
     weight_bytes: int
     working_bytes: int
+    beside_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +183,17 @@ def _with_working(
     of. Those that are alive when it is emptied are moved, and there twice for a moment.
     """
     fixed = _fixed_bytes(layout)
-    working = list(_replayed(layout, pieces, emptied))
+    replayed = list(_replayed(layout, pieces, emptied))
+    kept = [each for each, _ in replayed]
     if emptied:  # a device with more room keeps it: the neediest block counts for all then
-        neediest = working.index(max(working))
-        working[neediest] = max(working[neediest], *_replayed(layout, pieces, ()))
-    needed = zip(blocks, working, _rows_bytes(layout, pieces), strict=True)
-    return [replace(each, working_bytes=fixed + worked + rows) for each, worked, rows in needed]
+        neediest = kept.index(max(kept))
+        unemptied = [each for each, _ in _replayed(layout, pieces, ())]
+        kept[neediest] = max(kept[neediest], *unemptied)
+    needed = zip(blocks, kept, replayed, _rows_bytes(layout, pieces), strict=True)
+    return [
+        replace(each, working_bytes=fixed + size + beside + rows, beside_bytes=beside)
+        for each, size, (_, beside), rows in needed
+    ]
 
 
 def _rows_bytes(layout: Layout, pieces: Sequence[Piece]) -> Iterator[int]:
@@ -228,9 +234,11 @@ def _blocks_from(
         )
 
 
-def _replayed(layout: Layout, pieces: Sequence[Piece], emptied: Collection[int]) -> Iterator[int]:
+def _replayed(
+    layout: Layout, pieces: Sequence[Piece], emptied: Collection[int]
+) -> Iterator[tuple[int, int]]:
     """What each block works in, and those before it: how far up the arena was touched once it has
-    run, with what was moved out of it, and what was taken beside it."""
+    run, with what was moved out of it; and what it takes beside that."""
     profile = layout.profile
     last_taken = {name: index for index, piece in enumerate(pieces) for name in piece.takes}
     results = {each.name for each in profile.outputs} - layout.leaving
@@ -266,7 +274,7 @@ def _replayed(layout: Layout, pieces: Sequence[Piece], emptied: Collection[int])
                 given.release(name)
         if index + 1 in emptied:
             touched += sum(size for _, size in given.held.values())
-        yield arena_bytes(touched, inside.beside_bytes)
+        yield arena_bytes(touched), inside.beside_bytes
 
 
 def fewest_near_least(needs: Mapping[int, int]) -> int:
@@ -316,12 +324,13 @@ def emptied(chain: Sequence[BlockCost]) -> frozenset[int]:
 
 
 def need_bytes(chain: Sequence[BlockCost], *, emptied: bool = False) -> int:
-    """What is minimised: sessions, the largest weights, the largest working memory; where the arena
-    is `emptied` on the way, the largest of both together."""
+    """What is minimised: sessions, the largest weights with what a node takes beside the arena, and
+    most of the arena; where that is `emptied` on the way, the largest of both together."""
     sessions = len(chain) * SESSION_BYTES
     if emptied:
         return sessions + max(map(_both, chain))
-    return sessions + max(map(_WEIGHT, chain)) + max(map(_WORKING, chain))
+    kept = max(each.working_bytes - each.beside_bytes for each in chain)
+    return sessions + max(each.weight_bytes + each.beside_bytes for each in chain) + kept
 
 
 def _by_number(

@@ -18,6 +18,8 @@ MOST_BLOCKS: Final = 256
 _MOST_BYTES: Final = 2**63 - 1
 _FLAGS: Final = ("empties_arena", "dequantises")
 """Written where they are true."""
+_BESIDE: Final = "beside_bytes"
+"""Written where there are some."""
 _GATHERS: Final = "gathers"
 """Written where there are some."""
 
@@ -39,12 +41,13 @@ class Block:
 
     `takes` and `gives` are names of tensors. `held_bytes` is memory that it needs for as long as it
     is open: the session, and the weights inside the model. `weight_bytes` are the weights that it
-    reads of `weights.bin`. `working_bytes` is what there is besides while it runs: activations,
-    and the tensors for later blocks that only pass it by. `empties_arena`: before it runs, those
-    tensors are moved out of the arena of activations, and the arena is given back, on a device that
-    has no room for it all. `dequantises`: all that is quantised in it are weights. The runtime
-    would fuse them with the layers that read them, and hold a copy; it is not to. `gathers`: what
-    the device reads of tables before it runs the block.
+    reads of `weights.bin`. `working_bytes` is what there is besides while it runs: activations, and
+    the tensors for later blocks that only pass it by. Of these, `beside_bytes` are what a node
+    takes for itself outside of the arena of activations, and gives back. `empties_arena`: before it
+    runs, those tensors are moved out of the arena of activations, and the arena is given back, on a
+    device that has no room for it all. `dequantises`: all that is quantised in it are weights. The
+    runtime would fuse them with the layers that read them, and hold a copy; it is not to.
+    `gathers`: what the device reads of tables before it runs the block.
     """
 
     model_offset: int
@@ -54,6 +57,7 @@ class Block:
     held_bytes: int
     weight_bytes: int
     working_bytes: int
+    beside_bytes: int = 0
     empties_arena: bool = False
     dequantises: bool = False
     gathers: tuple[Gathered, ...] = ()
@@ -84,20 +88,25 @@ def least_bytes(blocks: Sequence[Block]) -> int:
 
 
 def arena_beside(blocks: Sequence[Block]) -> tuple[int, ...]:
-    """What there is beside the weights of each block while it runs, over many items.
+    """What there is beside the weights of each block while it runs, over many items."""
+    pairs = zip(blocks, arena_kept(blocks), strict=True)
+    return tuple([kept + block.beside_bytes for block, kept in pairs])
 
-    The arena of activations keeps what the neediest block took, from one item to the next, so that
-    counts beside any weights; unless it is emptied on the way, and before the first block too: then
-    what counts is what blocks took since.
+
+def arena_kept(blocks: Sequence[Block]) -> tuple[int, ...]:
+    """What there is of it in the arena of activations.
+
+    That keeps what the neediest block took, from one item to the next, so that counts beside any
+    weights; unless it is emptied on the way, and before the first block too: then what counts is
+    what blocks took since.
     """
-    neediest = max(block.working_bytes for block in blocks)
+    taken = [block.working_bytes - block.beside_bytes for block in blocks]
     if not blocks[0].empties_arena:
-        return (neediest,) * len(blocks)
-    beside: list[int] = []
-    for block in blocks:
-        before = 0 if block.empties_arena else beside[-1]
-        beside.append(max(before, block.working_bytes))
-    return tuple(beside)
+        return (max(taken),) * len(blocks)
+    kept: list[int] = []
+    for block, size in zip(blocks, taken, strict=True):
+        kept.append(size if block.empties_arena else max(kept[-1], size))
+    return tuple(kept)
 
 
 def blocks_as_json(blocks: Sequence[Block]) -> list[dict[str, object]]:
@@ -147,7 +156,7 @@ def _join(value: object) -> Join:
 
 def _as_json(block: Block) -> dict[str, object]:
     value = asdict(block)
-    for key in (*_FLAGS, _GATHERS):
+    for key in (*_FLAGS, _GATHERS, _BESIDE):
         if not value[key]:
             del value[key]
     return value
@@ -156,6 +165,10 @@ def _as_json(block: Block) -> dict[str, object]:
 def _block(index: int, value: object) -> Block:
     if not isinstance(value, Mapping):
         raise ValueError(f"block {index} is not an object")
+    working = _size(index, value, "working_bytes")
+    beside = _size(index, {_BESIDE: 0, **value}, _BESIDE)
+    if beside > working:
+        raise ValueError(f"block {index}: {_BESIDE} is {beside}, working_bytes is {working}")
     return Block(
         model_offset=_size(index, value, "model_offset"),
         model_bytes=_size(index, value, "model_bytes"),
@@ -163,7 +176,8 @@ def _block(index: int, value: object) -> Block:
         gives=_names(index, value, "gives"),
         held_bytes=_size(index, value, "held_bytes"),
         weight_bytes=_size(index, value, "weight_bytes"),
-        working_bytes=_size(index, value, "working_bytes"),
+        working_bytes=working,
+        beside_bytes=beside,
         **{flag: value.get(flag) is True for flag in _FLAGS},
         gathers=_gathers(index, value.get(_GATHERS, [])),
     )

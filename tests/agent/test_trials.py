@@ -23,6 +23,7 @@ from made_models import Made, weight
 from shoal_agent.memory.trials import MOST_TRIALS, Trial, need_of_stopped, next_grant
 from shoal_agent.runtime import onnx_runtime
 from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.largest_inputs import tried_inputs
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.prepared import NOTHING_PREPARED
 from shoal_agent.runtime.process_memory import MemoryMeter
@@ -110,6 +111,14 @@ def test_a_trial_runs_either_branch(tmp_path: Path, *, chooses: bool) -> None:
     assert tried is not None
     assert taken < tried + MIB
     assert tried > 24 * MIB, "an item, and what is made of it"
+
+
+def test_where_a_node_works_outside_of_the_arena_all_is_tried_again() -> None:
+    """Then it is there beside what the last item has left, as it is for all items but the first."""
+    item = {"x": np.zeros(4, np.float32), "long": np.array(False)}
+    once, again = (tried_inputs(item, again=each) for each in (False, True))
+    assert [bool(each["long"]) for each in once] == [False, True]
+    assert [bool(each["long"]) for each in again] == [False, True] * 2
 
 
 async def test_a_fragment_that_chooses_itself_keeps_its_estimate(

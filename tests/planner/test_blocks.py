@@ -138,6 +138,21 @@ def test_what_a_node_takes_beside_the_arena_comes_to_what_others_left_in_it() ->
     assert whole.segment.resident_bytes > FIXED_BYTES + 16 * MIB
 
 
+def test_what_the_first_block_takes_beside_the_arena_comes_to_what_the_last_has_left_there() -> (
+    None
+):
+    profile = sized(chain(MIB, MIB), 0, MIB // 4, 8 * MIB)
+    taking = replace(profile.nodes[0], beside_bytes=16 * MIB)
+    layout = Layout(replace(profile, nodes=(taking, profile.nodes[1])))
+    costs = block_costs(layout, layout.pieces((1,)))
+    beside, fixed = [each.beside_bytes for each in costs], FIXED_BYTES + 8 * MIB
+    assert beside == [16 * MIB, 0]
+    assert costs[1].working_bytes >= fixed + arena_bytes(8 * MIB)
+    assert need_bytes(costs) >= 2 * SESSION_BYTES + MIB + costs[1].working_bytes + 16 * MIB
+    emptied_costs = block_costs(layout, layout.pieces((1,)), {0, 1})
+    assert need_bytes(emptied_costs, emptied=True) < need_bytes(costs) - 7 * MIB
+
+
 def test_what_blocks_leave_in_the_arena_decides_between_cuts_that_come_close() -> None:
     profile = chain(8 * MIB, 4 * MIB, 4 * MIB, 8 * MIB)
     sizes = dict(zip(profile.tensors, (8 * MIB, 4 * MIB, MIB, MIB, 8 * MIB), strict=True))

@@ -1,6 +1,7 @@
 """What a manifest says of a fragment's blocks."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -19,22 +20,26 @@ from shoal_protocol.blocks import (
 
 SIZES = st.integers(0, 2**40)
 NAMES = st.lists(st.text(min_size=1, max_size=8), max_size=4).map(tuple)
-BLOCKS = st.lists(
-    st.builds(
-        Block,
-        model_offset=SIZES,
-        model_bytes=SIZES,
-        takes=NAMES,
-        gives=NAMES,
-        held_bytes=SIZES,
-        weight_bytes=SIZES,
-        working_bytes=SIZES,
-        empties_arena=st.booleans(),
-        dequantises=st.booleans(),
-    ),
-    min_size=2,
-    max_size=5,
-)
+
+
+@st.composite
+def described(draw: st.DrawFn) -> Block:
+    working = draw(SIZES)
+    return Block(
+        model_offset=draw(SIZES),
+        model_bytes=draw(SIZES),
+        takes=draw(NAMES),
+        gives=draw(NAMES),
+        held_bytes=draw(SIZES),
+        weight_bytes=draw(SIZES),
+        working_bytes=working,
+        beside_bytes=draw(st.sampled_from([0, working // 2, working])),
+        empties_arena=draw(st.booleans()),
+        dequantises=draw(st.booleans()),
+    )
+
+
+BLOCKS = st.lists(described(), min_size=2, max_size=5)
 END = 2**42
 
 
@@ -73,11 +78,19 @@ def test_what_the_neediest_block_took_stays_unless_the_arena_is_emptied() -> Non
     assert arena_beside(working(3, 5, 4, 1, 2, 1, emptied=(0, 3))) == (3, 5, 5, 1, 2, 2)
 
 
+def test_what_a_node_takes_beside_the_arena_is_there_with_what_others_have_left_in_it() -> None:
+    blocks = [replace(each, beside_bytes=2) for each in working(3, 5, 6)]
+    blocks[1] = replace(blocks[1], beside_bytes=0)
+    assert arena_beside(blocks) == (5 + 2, 5, 5 + 2)
+    emptied = [replace(each, empties_arena=index != 1) for index, each in enumerate(blocks)]
+    assert arena_beside(emptied) == (3, 5, 6)
+
+
 def test_an_arena_that_keeps_the_last_items_values_counts_for_all_blocks() -> None:
     assert arena_beside(working(3, 5, 4, emptied=(1,))) == (5, 5, 5)
 
 
-@pytest.mark.parametrize("flag", ["empties_arena", "dequantises"])
+@pytest.mark.parametrize("flag", ["empties_arena", "dequantises", "beside_bytes"])
 def test_a_manifest_says_of_blocks_only_what_is_so(flag: str) -> None:
     assert all(flag not in each for each in blocks_as_json(working(1, 2)))
 
@@ -87,6 +100,7 @@ def test_a_manifest_says_of_blocks_only_what_is_so(flag: str) -> None:
     [
         ({"weight_bytes": -1}, "block 1: weight_bytes is -1"),
         ({"weight_bytes": True}, "block 1: weight_bytes is True"),
+        ({"beside_bytes": 1}, "block 1: beside_bytes is 1, working_bytes is 0"),
         ({"takes": "x"}, "block 1: takes are not names"),
         ({"gives": [1]}, "block 1: gives are not names"),
         ({"model_offset": END}, "block 1 is beyond the end"),

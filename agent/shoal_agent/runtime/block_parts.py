@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from shoal_agent.runtime.arena import WorkingRegion
-from shoal_protocol.blocks import Block, arena_beside, least_bytes
+from shoal_protocol.blocks import Block, arena_kept, least_bytes
 from shoal_protocol.tensors import Array
 
 
@@ -28,13 +28,13 @@ class Parts:
         if not blocks[0].empties_arena:
             self._starts = set()
         self._reckoned: dict[int, int] = {}
-        if self._starts and max(arena_beside(blocks)) <= region.size_bytes:
+        if self._starts and max(arena_kept(blocks)) <= region.size_bytes:
             self._reckoned = dict(self._reckoned_within(granted_bytes))
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._touched: dict[int, int] = {}
         self._last: int | None = None
-        beside = arena_beside(blocks)
-        self._leaves_little, self._left_little = beside[-1] <= beside[0], False
+        kept = arena_kept(blocks)
+        self._leaves_little, self._left_little = kept[-1] <= kept[0], False
 
     def begin(self, feed: Mapping[str, Array]) -> None:
         """An item is to run."""
@@ -85,12 +85,14 @@ class Parts:
         """The parts, and what the plan reckons with for all of their blocks beside weights: what
         the last works in, where all may have that in memory."""
         starts = [*sorted(self._starts), len(self.blocks)]
-        beside = arena_beside(self.blocks)
+        kept = arena_kept(self.blocks)
         for start, end in pairwise(starts):
             raised = tuple(
-                replace(block, working_bytes=beside[end - 1]) if start <= index < end else block
+                replace(block, working_bytes=kept[end - 1] + block.beside_bytes)
+                if start <= index < end
+                else block
                 for index, block in enumerate(self.blocks)
             )
             if least_bytes(raised) <= granted_bytes:
                 self.blocks = raised
-            yield start, arena_beside(self.blocks)[start]
+            yield start, arena_kept(self.blocks)[start]

@@ -47,7 +47,7 @@ from shoal_agent.runtime.failures import (
 from shoal_agent.runtime.guard import TRIAL_SECONDS
 from shoal_agent.runtime.in_passing import InPassing
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, feed_of
-from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs, with_switches
+from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs, tried_inputs
 from shoal_agent.runtime.mapped_pages import drop, size_of
 from shoal_agent.runtime.open_block import run_both_ways
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
@@ -332,7 +332,8 @@ class Runtime:
                 coming_bytes=coming_bytes,
                 beside_bytes=self._scratch[digest].size_bytes,
             )
-            peak = self._arena.ballast.least_peak(partial(self._try, fragment, feed), room, goes_on)
+            run = partial(self._try, fragment, tried_inputs(feed, again=room.beside_bytes > 0))
+            peak = self._arena.ballast.least_peak(run, room, goes_on)
         except Exceeded as error:
             taken = error.peak_bytes - before
             return curve, Tried(taken_bytes=taken, stopped=True, prepared=is_prepared)
@@ -354,16 +355,15 @@ class Runtime:
     def _try(
         self,
         fragment: OpenFragment,
-        feed: Mapping[str, Array],
+        feeds: Sequence[Mapping[str, Array]],
         limit_bytes: int,
         planned_bytes: int,
     ) -> RunResult:
         """The run that took the most, of those that take one branch or another."""
         stopper, results = Stopper(TRIAL_SECONDS), list[RunResult]()
-        for each in with_switches(feed):
-            ran = self._runs.run_guarded(
-                fragment, each, stopper, limit_bytes, planned_bytes=planned_bytes
-            )
+        run = partial(self._runs.run_guarded, fragment, planned_bytes=planned_bytes)
+        for each in feeds:
+            ran = run(each, stopper, limit_bytes)
             ran.outputs.clear()  # nothing of them beside the next one
             results.append(ran)
         return max(results, key=attrgetter("peak_bytes"))

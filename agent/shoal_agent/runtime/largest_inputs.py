@@ -62,15 +62,15 @@ def largest_inputs(folder: Path, specs: Iterable[InputSpec], most_bytes: int) ->
     return made
 
 
-def tried_inputs(feed: Mapping[str, Array], *, again: bool) -> Sequence[Mapping[str, Array]]:
+def tried_inputs(feed: Mapping[str, Array]) -> Sequence[Mapping[str, Array]]:
     """The item, and another if it has truth values without an axis or one long: what they say may
-    decide which branch runs, so both are tried. All `again`: what a node takes outside of the arena
-    is there beside what the last item has left in it."""
+    decide which branch runs, so both are tried. All of them twice: what a node takes outside of the
+    arena, which no estimate may know of, is there beside what the last item has left in it."""
     items = [feed]
     switches = [name for name, each in feed.items() if each.dtype.kind == "b" and each.size == 1]
     if switches:
         items.append({**feed, **{name: np.ones_like(feed[name]) for name in switches}})
-    return items * 2 if again else items
+    return items * 2
 
 
 def unplanned_inputs(folder: Path) -> dict[str, tuple[int, ...] | None]:

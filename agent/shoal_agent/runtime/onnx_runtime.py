@@ -332,7 +332,7 @@ class Runtime:
                 coming_bytes=coming_bytes,
                 beside_bytes=self._scratch[digest].size_bytes,
             )
-            run = partial(self._try, fragment, tried_inputs(feed, again=room.beside_bytes > 0))
+            run = partial(self._try, fragment, tried_inputs(feed))
             peak = self._arena.ballast.least_peak(run, room, goes_on)
         except Exceeded as error:
             taken = error.peak_bytes - before

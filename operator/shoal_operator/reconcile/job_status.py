@@ -337,12 +337,17 @@ def waits_for_more(run: Run) -> bool:
 
 
 def lost_devices(snapshot: InferenceJobSnapshot) -> tuple[Note, ...]:
-    """Devices of the plan that the coordinator has given up."""
+    """Devices of the plan that the coordinator has given up. That one leaves in order is wanted,
+    and nothing to warn of."""
     placement, view = snapshot.placement, snapshot.view
     if placement is None or placement.status is None or isinstance(view, Unreachable):
         return ()
     used = {name for stage in placement.status.stages for name in stage.devices}
-    lost = {device.name for device in view.devices if device.state is DeviceState.LOST}
+    lost = {
+        device.name
+        for device in view.devices
+        if device.state is DeviceState.LOST and not device.has_left
+    }
     return tuple(
         Note("LostDevice", f"{name} is lost; its tasks go to other devices", warning=True)
         for name in sorted(used & lost)

@@ -162,7 +162,7 @@ class Excess:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectedDevice:
     """A device as its pool's coordinator reports it. `cache_bytes`: what its disk may hold of
-    fragments; 0: not known."""
+    fragments; 0: not known. `has_left`: it is Lost, and its last session ended in order."""
 
     name: str
     state: DeviceState
@@ -172,6 +172,7 @@ class ConnectedDevice:
     cached_fragments: int
     cached_bytes: Bytes
     silent_seconds: float
+    has_left: bool = False
     cache_bytes: Bytes = Bytes(0)
     excess: Excess | None = None
     speed: Speed = UNKNOWN_SPEED

@@ -96,7 +96,8 @@ class Workload:
     no node fits). `current`: its controller has seen the newest template, and all pods are of it.
     `template` is the mark of the pods' template that was applied (`names.TEMPLATE`), and
     `budget_bytes` its budget. `in_place`: pods stay when the template changes; `current` and
-    `updated` say nothing then.
+    `updated` say nothing then. `behind_at`: when a Deployment was last seen to be behind, in
+    seconds of the operator's own clock.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Workload:
     message: str = ""
     budget_bytes: Bytes = Bytes(0)
     in_place: bool = False
+    behind_at: float | None = None
 
     @property
     def is_behind(self) -> bool:

@@ -26,7 +26,7 @@ from shoal_operator.reconcile.conditions import (
 )
 from shoal_operator.reconcile.decision import Decision, Note, Terms
 from shoal_operator.reconcile.job_cuts import refusal_of
-from shoal_operator.reconcile.names import coordinator_name, model_of
+from shoal_operator.reconcile.names import STORE, coordinator_name, job_folder, model_of
 from shoal_operator.reconcile.snapshot import (
     DeviceState,
     InferenceJobSnapshot,
@@ -137,10 +137,23 @@ def unreachable(snapshot: InferenceJobSnapshot) -> Cause | None:
 # ---- the verdict ---------------------------------------------------------------------------------
 
 
-def verdict_of(run: Run, terms: Terms) -> Verdict | None:
+def verdict_of(run: Run, job: InferenceJob) -> Verdict | None:
     """How a run has ended; None while it runs, and when it was only stopped, also by a deadline
     that is no longer the job's.
+
+    The coordinator knows the job's folders on its volume; they are named by the job's addresses.
     """
+    verdict = _told(run, terms_of(job))
+    if verdict is None:
+        return None
+    text = verdict.message
+    for folder, address in (("in", job.spec.inputs.uri), ("out", job.spec.outputs.uri)):
+        text = text.replace(f"{STORE}/{job_folder(job, folder)}", address)
+    return replace(verdict, message=text)
+
+
+def _told(run: Run, terms: Terms) -> Verdict | None:
+    """What the coordinator says of a run that has ended, and was not only stopped."""
     deadline = run.terms.active_deadline_seconds
     if run.reason == _DEADLINE and deadline != terms.active_deadline_seconds:
         return None

@@ -63,7 +63,7 @@ from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, DeviceState, Node, Unreachable
 from shoal_operator.reconcile.workers import coordinator_address
 from shoal_protocol.identities import why_no_device
-from shoal_protocol.units import counted, format_downwards, listed
+from shoal_protocol.units import counted, listed
 
 REQUEUE_SECONDS: Final = 30.0
 ASKED_SECONDS: Final = 2.0
@@ -182,7 +182,7 @@ def _volume(snapshot: DevicePoolSnapshot) -> ConditionUpdate:
     store, known = view.store, snapshot.pool.condition(type_)
     short = known is not None and known.status is FALSE
     enough = (_SHORT_PERCENT + short * _MORE_PERCENT) * store.size_bytes // 100
-    text = f"a tenth of {format_downwards(store.size_bytes)} is free, or of fragments without a job"
+    text = "a tenth of the volume is free, or of fragments without a job"
     if store.free_bytes + store.removable_bytes >= enough:
         return ConditionUpdate(type_, TRUE, "HasRoom", f"at least {text}")
     advice = "delete jobs that have ended, or raise spec.coordinator.storage.size"

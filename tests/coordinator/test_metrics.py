@@ -67,6 +67,12 @@ async def counted(world: World, **devices: int) -> None:
             await asyncio.sleep(0.05)
 
 
+async def have_left(world: World) -> list[str]:
+    """The devices of which the coordinator says so."""
+    answer = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=60)
+    return [device.name for device in answer.devices if device.has_left]
+
+
 async def test_a_device_that_leaves_in_order_is_not_lost(world: World) -> None:
     """Its node was taken out of the pool, or its pod is replaced: nobody is to be told for ever."""
     stays, leaves = world.device("stays"), world.device("leaves")
@@ -75,9 +81,12 @@ async def test_a_device_that_leaves_in_order_is_not_lost(world: World) -> None:
             await leaves.drain()
             await counted(world, Ready=1, Draining=1)
         await counted(world, Ready=1, Draining=0, Lost=0)
+        assert await have_left(world) == ["leaves"]
         async with connected(world.device("leaves")):
             await counted(world, Ready=2, Lost=0)
+            assert await have_left(world) == []
         await counted(world, Ready=1, Lost=1)  # it came back, and has gone without a word
+        assert await have_left(world) == []
         assert (await measured(world))["devices/Silent"] == 0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,15 @@ def test_runbooks_have_failed_jobs_retried(name: str) -> None:
     every item."""
     text = (ROOT / "docs" / "runbooks" / f"Shoal{name}.md").read_text()
     assert "kubectl shoal retry JOB" in text
+
+
+@pytest.mark.parametrize("name", ["troubleshooting.md", "runbooks/ShoalVolumeFillsUp.md"])
+def test_what_is_on_a_volume_is_shown_where_nothing_is_on_it_yet(name: str, tmp_path: Path) -> None:
+    (command,) = re.findall(r" -- (du [^`\n]*)", (ROOT / "docs" / name).read_text())
+    fresh = command.replace("/var/lib/shoal", str(tmp_path)).split()
+    assert str(tmp_path) in fresh
+    done = subprocess.run(fresh, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_ports_to_open_are_those_that_are_listened_on() -> None:

@@ -242,7 +242,7 @@ def _free(size: int | None) -> str:
 def device_description(device: DeviceView) -> RenderableType:
     """Everything of a device."""
     state, silent = device.state, device.silent_seconds
-    if state in {"Silent", "Lost"}:
+    if state in {"Silent", "Lost", "Left"}:
         state += f", last heard of {format_seconds(silent)} ago"
     reach = "other devices reach it directly"
     if not device.reachable:

@@ -85,7 +85,7 @@ def _situations(job: JobView, view: View, unserved: Sequence[StageView]) -> Iter
     if not view.devices:
         yield "waits: no device has ever connected to this coordinator"
     if not any(device.state == "Ready" for device in view.devices):
-        known = ", ".join(f"{device.name} is {device.state}" for device in view.devices)
+        known = ", ".join(map(_whether_there, view.devices))
         yield f"waits: no device is ready ({known})"
     done = f"{job.succeeded + job.failed} of {counted(job.items, 'item')}"
     if unserved:
@@ -197,12 +197,18 @@ def _about_stages(job: JobView) -> Iterator[str]:
             )
 
 
+def _whether_there(device: DeviceView) -> str:
+    return f"{device.name} {'has left' if device.state == 'Left' else f'is {device.state}'}"
+
+
 def _about_device(device: DeviceView) -> Iterator[str]:
     name = device.name
     if device.state == "Silent":
         yield f"{name} has given no sign of life for {device.silent_seconds:.0f} s"
     elif device.state == "Lost":
         yield f"{name} is lost: its agent is gone, or cannot reach the coordinator"
+    elif device.state == "Left":
+        yield f"{name} has left in order: its agent was told to stop"
     elif device.state == "Draining":
         yield f"{name} is leaving, and gets nothing new"
     if device.over_budget:

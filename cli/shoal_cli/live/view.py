@@ -12,6 +12,7 @@ from shoal_protocol.copying import copied
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 _COUNTED: Final = ("tasks", "sent_bytes", "received_bytes", "fetched_bytes")
+_DEVICES: Final = pb.DeviceStatus.State
 _READINGS: Final = (
     *("cpu_fraction", "memory_available_bytes", "temperature_celsius"),
     *("battery_fraction", "round_trip_seconds"),
@@ -248,7 +249,7 @@ def _device(each: pb.DeviceOverview, past: _Past, fragments: Mapping[str, _Use])
     return copied(
         DeviceView,
         status,
-        state=pb.DeviceStatus.State.Name(status.state).capitalize(),
+        state="Left" if status.has_left else _DEVICES.Name(status.state).capitalize(),
         version=each.version,
         over_budget=status.peak_bytes > status.budget_bytes,
         fragments=tuple(_held(held, fragments) for held in each.fragments),

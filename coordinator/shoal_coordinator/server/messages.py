@@ -280,6 +280,7 @@ def device_status(
     status = pb.DeviceStatus(
         name=view.name,
         state=view.phase.name,
+        has_left=tally.has_left,
         budget_bytes=tally.budget,
         loads=tally.loads,
         evictions=tally.evictions,

@@ -3,7 +3,8 @@
 Every step writes only what differs, so carrying out the same decision again writes nothing. A step
 that fails does not keep the others from being done, except for the status: where that is out of
 date, so is the decision. What failed is raised at the end; what will fail again is remembered, so
-that the next decision reports it in the object's conditions.
+that the next decision reports it in the object's conditions. In a namespace that is being deleted
+nothing is to be done.
 """
 
 import logging
@@ -17,6 +18,7 @@ from shoal_operator.controller.api import (
     Api,
     ApiError,
     Conflict,
+    NamespaceLeaving,
     NotFound,
     Rejected,
     Unavailable,
@@ -100,6 +102,8 @@ class Actions:
                 changed |= await step()
             except Unavailable:
                 raise
+            except NamespaceLeaving as error:
+                logger.debug("%s/%s: %s", identity.namespace, identity.name, error)
             except (ApiError, CoordinatorFailed, NameTaken) as error:
                 failures.append(error)
                 if isinstance(error, Rejected | NameTaken):

@@ -1,7 +1,8 @@
 """Requests to the API server by the official client, as JSON; kopf's watches share connections.
 
-An expected failure is an `ApiError` with the request and the response: `NotFound` (404), `Conflict`
-(409), `Rejected` (a retry gets the same response), `Unavailable` (a retry may succeed).
+An expected failure is an `ApiError` with the request and the response: `NotFound` (404, or the
+namespace is being deleted), `Conflict` (409), `Rejected` (a retry gets the same response),
+`Unavailable` (a retry may succeed).
 """
 
 import asyncio
@@ -28,6 +29,7 @@ PAGE: Final = 50
 _FAREWELL_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.01
 _OVERLAP: Final = "Apply failed with"
+_TERMINATING: Final = "NamespaceTerminating"
 
 Json = dict[str, object]
 
@@ -45,6 +47,10 @@ class ApiError(Exception):
 
 class NotFound(ApiError):
     """The object does not exist."""
+
+
+class NamespaceLeaving(NotFound):
+    """The namespace is being deleted, and what is in it: nothing can be created there."""
 
 
 class Conflict(ApiError):
@@ -245,9 +251,12 @@ def _error(asked: str, status: int, answer: bytes) -> ApiError:
         parsed = None
     document = Raw(parsed if isinstance(parsed, dict) else {})
     reason, message = document.text("reason"), document.text("message")
+    causes = {each.text("reason") for each in document.table("details").items("causes")}
     match status:
         case 404 | 410:
             kind: type[ApiError] = NotFound
+        case 403 if _TERMINATING in causes:
+            kind = NamespaceLeaving
         case 409:
             kind = ApplyConflict if message.startswith(_OVERLAP) else Conflict
         case 401 | 408 | 429:

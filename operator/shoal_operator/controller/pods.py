@@ -64,6 +64,7 @@ class Pods:
         self._api = api
         self._ended: OrderedDict[str, _WorkerEnd] = OrderedDict()
         self._end_seen: OrderedDict[str, float] = OrderedDict()
+        self._behind_at: OrderedDict[str, float] = OrderedDict()
         self._kept_bytes = 0
         self._listing = asyncio.Lock()
         self._waiting: dict[str, tuple[float, Mapping[str, Sequence[Raw]]]] = {}
@@ -100,19 +101,18 @@ class Pods:
     def _when_end_seen(self, job: JobState) -> float | None:
         if job.phase not in (WorkerPhase.SUCCEEDED, WorkerPhase.FAILED):
             return None
-        seen = self._end_seen.setdefault(job.identity.uid, asyncio.get_running_loop().time())
-        self._end_seen.move_to_end(job.identity.uid)
-        if len(self._end_seen) > MAX_SEEN:
-            self._end_seen.popitem(last=False)
+        seen = self._end_seen.get(job.identity.uid, asyncio.get_running_loop().time())
+        _keep(self._end_seen, job.identity.uid, seen)
         return seen
 
     async def workload(self, state: WorkloadState) -> Workload:
-        """A Deployment or DaemonSet, with the reason when it is not ready."""
-        if not state.workload.is_behind:
-            return state.workload
-        return _explained(
-            state.workload, await self._pods(state.identity.namespace, state.selector)
-        )
+        """A Deployment, with the reason when it is not ready."""
+        workload, uid = state.workload, state.identity.uid
+        if workload.is_behind:
+            _keep(self._behind_at, uid, asyncio.get_running_loop().time())
+            found = await self._pods(state.identity.namespace, state.selector)
+            workload = _explained(workload, found)
+        return replace(workload, behind_at=self._behind_at.get(uid))
 
     async def agents(self, states: Sequence[WorkloadState]) -> tuple[Workload, ...]:
         """The DaemonSets of one pool. Their pods are listed once, however many of them there are:
@@ -250,6 +250,14 @@ async def _last_events(api: Api, namespace: str, fields: str) -> dict[str, str]:
         return {}  # A role may not allow it; only the reason is lost.
     events.sort(key=lambda event: event.text("lastTimestamp"))
     return {event.table("involvedObject").text("uid"): _reason_text(event) for event in events}
+
+
+def _keep(moments: OrderedDict[str, float], uid: str, moment: float) -> None:
+    """Keep a moment of an object; those of which was asked longest ago are forgotten."""
+    moments[uid] = moment
+    moments.move_to_end(uid)
+    if len(moments) > MAX_SEEN:
+        moments.popitem(last=False)
 
 
 def _bytes(quantity: str) -> Bytes:

@@ -31,6 +31,7 @@ from shoal_operator.reconcile.manifests import (
     tls_volume,
 )
 from shoal_operator.reconcile.names import (
+    STORE,
     TEMPLATE,
     coordinator_name,
     coordinator_secret,
@@ -42,7 +43,6 @@ from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.volumes import Claim
 from shoal_protocol.identities import OPERATOR
 
-_STORE: Final = "/var/lib/shoal"
 _TOLD: Final = "/etc/shoal/told"
 """The kubelet writes anew what is there when the ConfigMap changes."""
 _SIZE: Final = "volume-size"
@@ -139,7 +139,7 @@ def _deployment(pool: DevicePool, name: str, settings: OperatorSettings) -> Mani
     images, labels = settings.images, labels_of(pool, "coordinator")
     command = (
         *("python", "-m", "shoal_coordinator", "--listen", f"0.0.0.0:{GRPC_PORT}"),
-        *("--store", _STORE, "--state", f"{_STORE}/state"),
+        *("--store", STORE, "--state", f"{STORE}/state"),
         *("--store-size-file", f"{_TOLD}/{_SIZE}"),
         *("--metrics-address", f"0.0.0.0:{METRICS_PORT}"),
         *("--client", OPERATOR, "--log-level", "info"),
@@ -154,7 +154,7 @@ def _deployment(pool: DevicePool, name: str, settings: OperatorSettings) -> Mani
         volumeMounts=[
             TMP_MOUNT,
             TLS_MOUNT,
-            {"name": "store", "mountPath": _STORE},
+            {"name": "store", "mountPath": STORE},
             {"name": "told", "mountPath": _TOLD, "readOnly": True},
         ],
         **served("grpc", GRPC_PORT),

@@ -63,21 +63,27 @@ from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, DeviceState, Node, Unreachable
 from shoal_operator.reconcile.workers import coordinator_address
 from shoal_protocol.identities import why_no_device
-from shoal_protocol.units import counted, format_downwards, listed
+from shoal_protocol.units import counted, listed
 
 REQUEUE_SECONDS: Final = 30.0
+ASKED_SECONDS: Final = 2.0
+"""After these a coordinator that has started is looked at again: an answer that says what was known
+already wakes nobody."""
 _NAMED: Final = 5
 _SHORT_PERCENT: Final = 10
 """Of a volume's size: with less it is nearly full."""
 _MORE_PERCENT: Final = 5
 """So much more, and it is not any more."""
+_NOT_ASKED: Final = Unreachable(reason="it has started, and was not asked yet")
 _POLICIES: Final = "networking.k8s.io"
 """The API group of network policies, which every cluster has."""
 
 
 def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
     """What is to be done about a DevicePool."""
-    pool, settings = snapshot.pool, snapshot.settings
+    pool, settings, outdated = snapshot.pool, snapshot.settings, _is_outdated(snapshot)
+    if outdated:
+        snapshot = replace(snapshot, view=_NOT_ASKED)
     nodes = selected_nodes(pool, snapshot.nodes)
     sets = agent_sets(
         pool, nodes, settings, snapshot.agents, refusals(snapshot), snapshot.taken_sets
@@ -103,8 +109,17 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
         calls=_orphans(snapshot),
         notes=(*_replacing(snapshot, sets), *_nearly_full(snapshot)),
         certificates=certificates_wanted(pool, settings),
-        requeue_seconds=REQUEUE_SECONDS,
+        requeue_seconds=ASKED_SECONDS if outdated else REQUEUE_SECONDS,
     )
+
+
+def _is_outdated(snapshot: DevicePoolSnapshot) -> bool:
+    """Whether what is known was said before the coordinator's pod was ready, or of the newest
+    template: by the one before it, to which agents were connected that are not to this one."""
+    workload, view = snapshot.coordinator, snapshot.view
+    if workload is None or workload.is_behind or isinstance(view, Unreachable):
+        return False
+    return workload.behind_at is not None and view.begun <= workload.behind_at
 
 
 def _optional(pool: DevicePool, settings: OperatorSettings) -> tuple[Manifest, ...]:
@@ -167,7 +182,7 @@ def _volume(snapshot: DevicePoolSnapshot) -> ConditionUpdate:
     store, known = view.store, snapshot.pool.condition(type_)
     short = known is not None and known.status is FALSE
     enough = (_SHORT_PERCENT + short * _MORE_PERCENT) * store.size_bytes // 100
-    text = f"a tenth of {format_downwards(store.size_bytes)} is free, or of fragments without a job"
+    text = "a tenth of the volume is free, or of fragments without a job"
     if store.free_bytes + store.removable_bytes >= enough:
         return ConditionUpdate(type_, TRUE, "HasRoom", f"at least {text}")
     advice = "delete jobs that have ended, or raise spec.coordinator.storage.size"

@@ -62,6 +62,9 @@ _STATES: Final = {
     ),
     DeviceState.LOST: ConditionUpdate("Ready", FALSE, "Lost", "it was given up"),
 }
+_HAS_LEFT: Final = ConditionUpdate(
+    "Ready", FALSE, "Left", "it left in order, as its pod was deleted or is replaced"
+)
 _NOT_CONNECTED: Final = ConditionUpdate(
     "Ready", FALSE, "NotConnected", "the coordinator has no session of it"
 )
@@ -113,7 +116,8 @@ def _children(snapshot: DevicePoolSnapshot, gone: frozenset[str]) -> tuple[Devic
         if each is not None and (device is not None or each.state is not DeviceState.LOST):
             device = device or _new(pool, name)
             seen = _seen(snapshot, device, each)
-            shown.append(_child(snapshot, device, _STATES[each.state], each, seen))
+            ready = _HAS_LEFT if each.has_left else _STATES[each.state]
+            shown.append(_child(snapshot, device, ready, each, seen))
         elif each is None and device is not None:
             shown.append(_child(snapshot, device, _NOT_CONNECTED))
     return tuple(shown)

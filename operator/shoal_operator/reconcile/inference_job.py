@@ -79,13 +79,12 @@ from shoal_operator.reconcile.job_status import (
     missing_pool,
     pending_verdict,
     planned_before,
-    terms_of,
     unreachable,
     verdict_of,
     with_run,
 )
 from shoal_operator.reconcile.job_submission import cancel, refusal_of, submission
-from shoal_operator.reconcile.names import job_id
+from shoal_operator.reconcile.names import job_folder, job_id
 from shoal_operator.reconcile.retries import failed_before, is_of_before, with_retry
 from shoal_operator.reconcile.snapshot import (
     InferenceJobSnapshot,
@@ -199,7 +198,7 @@ def _verdict(snapshot: InferenceJobSnapshot, run: Run) -> Verdict | None:
     """What the coordinator says, unless another cut may help."""
     if is_of_before(run, snapshot.job) or another_follows(snapshot, run):
         return None
-    verdict = verdict_of(run, terms_of(snapshot.job))
+    verdict = verdict_of(run, snapshot.job)
     if verdict is None or too_large_run(snapshot) is None:
         return verdict
     why = nothing_finer(snapshot, run)
@@ -228,7 +227,7 @@ def _transfer(snapshot: InferenceJobSnapshot, verdict: Verdict) -> Decision:
             return _end(snapshot, verdict)
         case WorkerPhase.FAILED:
             text = worker_text(worker, "results could not be transferred")
-            where = f"jobs/{job_id(snapshot.job)}/out on the coordinator's volume"
+            where = f"{job_folder(snapshot.job, 'out')} on the coordinator's volume"
             text = f"{text}; until this job is deleted, the results are in {where}"
             return ended(snapshot, Verdict(RESULT_TRANSFER_FAILED, text))
         case _:

@@ -26,7 +26,7 @@ from shoal_operator.reconcile.conditions import (
 )
 from shoal_operator.reconcile.decision import Decision, Note, Terms
 from shoal_operator.reconcile.job_cuts import refusal_of
-from shoal_operator.reconcile.names import coordinator_name, model_of
+from shoal_operator.reconcile.names import STORE, coordinator_name, job_folder, model_of
 from shoal_operator.reconcile.snapshot import (
     DeviceState,
     InferenceJobSnapshot,
@@ -137,10 +137,23 @@ def unreachable(snapshot: InferenceJobSnapshot) -> Cause | None:
 # ---- the verdict ---------------------------------------------------------------------------------
 
 
-def verdict_of(run: Run, terms: Terms) -> Verdict | None:
+def verdict_of(run: Run, job: InferenceJob) -> Verdict | None:
     """How a run has ended; None while it runs, and when it was only stopped, also by a deadline
     that is no longer the job's.
+
+    The coordinator knows the job's folders on its volume; they are named by the job's addresses.
     """
+    verdict = _told(run, terms_of(job))
+    if verdict is None:
+        return None
+    text = verdict.message
+    for folder, address in (("in", job.spec.inputs.uri), ("out", job.spec.outputs.uri)):
+        text = text.replace(f"{STORE}/{job_folder(job, folder)}", address)
+    return replace(verdict, message=text)
+
+
+def _told(run: Run, terms: Terms) -> Verdict | None:
+    """What the coordinator says of a run that has ended, and was not only stopped."""
     deadline = run.terms.active_deadline_seconds
     if run.reason == _DEADLINE and deadline != terms.active_deadline_seconds:
         return None
@@ -337,12 +350,17 @@ def waits_for_more(run: Run) -> bool:
 
 
 def lost_devices(snapshot: InferenceJobSnapshot) -> tuple[Note, ...]:
-    """Devices of the plan that the coordinator has given up."""
+    """Devices of the plan that the coordinator has given up. That one leaves in order is wanted,
+    and nothing to warn of."""
     placement, view = snapshot.placement, snapshot.view
     if placement is None or placement.status is None or isinstance(view, Unreachable):
         return ()
     used = {name for stage in placement.status.stages for name in stage.devices}
-    lost = {device.name for device in view.devices if device.state is DeviceState.LOST}
+    lost = {
+        device.name
+        for device in view.devices
+        if device.state is DeviceState.LOST and not device.has_left
+    }
     return tuple(
         Note("LostDevice", f"{name} is lost; its tasks go to other devices", warning=True)
         for name in sorted(used & lost)

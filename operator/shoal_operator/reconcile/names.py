@@ -35,6 +35,8 @@ MANAGER: Final = "shoal-operator"
 ENROLMENT_AUDIENCE: Final = "shoal.dev/enrolment"
 """Whom an agent's token is good for."""
 
+STORE: Final = "/var/lib/shoal"
+"""Where a coordinator's volume is in its container."""
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 
@@ -94,6 +96,11 @@ def namespace_of(value: AnyKind) -> str:
 def job_id(job: InferenceJob) -> str:
     """What the coordinator calls a job."""
     return run_id(job.metadata.name, uid_of(job))
+
+
+def job_folder(job: InferenceJob, folder: str) -> str:
+    """Where a job's inputs (`in`) or results (`out`) are on the coordinator's volume."""
+    return f"jobs/{job_id(job)}/{folder}"
 
 
 def run_id(name: str, uid: str) -> str:

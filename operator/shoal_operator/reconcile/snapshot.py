@@ -96,7 +96,8 @@ class Workload:
     no node fits). `current`: its controller has seen the newest template, and all pods are of it.
     `template` is the mark of the pods' template that was applied (`names.TEMPLATE`), and
     `budget_bytes` its budget. `in_place`: pods stay when the template changes; `current` and
-    `updated` say nothing then.
+    `updated` say nothing then. `behind_at`: when a Deployment was last seen to be behind, in
+    seconds of the operator's own clock.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Workload:
     message: str = ""
     budget_bytes: Bytes = Bytes(0)
     in_place: bool = False
+    behind_at: float | None = None
 
     @property
     def is_behind(self) -> bool:
@@ -162,7 +164,7 @@ class Excess:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectedDevice:
     """A device as its pool's coordinator reports it. `cache_bytes`: what its disk may hold of
-    fragments; 0: not known."""
+    fragments; 0: not known. `has_left`: it is Lost, and its last session ended in order."""
 
     name: str
     state: DeviceState
@@ -172,6 +174,7 @@ class ConnectedDevice:
     cached_fragments: int
     cached_bytes: Bytes
     silent_seconds: float
+    has_left: bool = False
     cache_bytes: Bytes = Bytes(0)
     excess: Excess | None = None
     speed: Speed = UNKNOWN_SPEED

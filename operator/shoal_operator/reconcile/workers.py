@@ -35,6 +35,7 @@ from shoal_operator.reconcile.names import (
     child_name,
     coordinator_host,
     fingerprint,
+    job_folder,
     job_id,
     namespace_of,
     retries,
@@ -281,8 +282,8 @@ def result_transfer_worker(job: InferenceJob, pool: str) -> WorkerSpec:
 
 def _volume(job: InferenceJob, pool: str, folder: str) -> str:
     """A job's folder on the coordinator's volume."""
-    place = f"jobs/{job_id(job)}/{folder}"
-    return f"coordinator://{coordinator_address(pool, namespace_of(job))}/{place}"
+    address = coordinator_address(pool, namespace_of(job))
+    return f"coordinator://{address}/{job_folder(job, folder)}"
 
 
 def _transfer(

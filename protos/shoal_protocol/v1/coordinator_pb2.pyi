@@ -425,7 +425,7 @@ class ListDevicesResponse(_message.Message):
     def __init__(self, devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class DeviceStatus(_message.Message):
-    __slots__ = ("name", "state", "architecture", "budget_bytes", "floor_bytes", "resident_bytes", "used_bytes", "peak_bytes", "resident", "cached_fragments", "cached_bytes", "loads", "evictions", "tier_hits", "tasks", "sent_bytes", "received_bytes", "fetched_bytes", "silent_seconds", "queued", "budget_excess", "speed", "link_bytes_per_second", "round_trip_seconds", "links", "transfer_seconds_per_byte", "handling_seconds", "times", "cache_bytes", "loading_seconds")
+    __slots__ = ("name", "state", "architecture", "budget_bytes", "floor_bytes", "resident_bytes", "used_bytes", "peak_bytes", "resident", "cached_fragments", "cached_bytes", "loads", "evictions", "tier_hits", "tasks", "sent_bytes", "received_bytes", "fetched_bytes", "silent_seconds", "queued", "budget_excess", "speed", "link_bytes_per_second", "round_trip_seconds", "links", "transfer_seconds_per_byte", "handling_seconds", "times", "cache_bytes", "loading_seconds", "has_left")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         READY: _ClassVar[DeviceStatus.State]
@@ -466,6 +466,7 @@ class DeviceStatus(_message.Message):
     TIMES_FIELD_NUMBER: _ClassVar[int]
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOADING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HAS_LEFT_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: DeviceStatus.State
     architecture: str
@@ -496,7 +497,8 @@ class DeviceStatus(_message.Message):
     times: _containers.RepeatedCompositeFieldContainer[FragmentTime]
     cache_bytes: int
     loading_seconds: float
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[DeviceStatus.State, str]] = ..., architecture: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., floor_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., cached_fragments: _Optional[int] = ..., cached_bytes: _Optional[int] = ..., loads: _Optional[int] = ..., evictions: _Optional[int] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., tasks: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., queued: _Optional[int] = ..., budget_excess: _Optional[_Union[BudgetExcess, _Mapping]] = ..., speed: _Optional[_Union[_session_pb2.Speed, _Mapping]] = ..., link_bytes_per_second: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[_session_pb2.PeerLink, _Mapping]]] = ..., transfer_seconds_per_byte: _Optional[float] = ..., handling_seconds: _Optional[float] = ..., times: _Optional[_Iterable[_Union[FragmentTime, _Mapping]]] = ..., cache_bytes: _Optional[int] = ..., loading_seconds: _Optional[float] = ...) -> None: ...
+    has_left: bool
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[DeviceStatus.State, str]] = ..., architecture: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., floor_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., cached_fragments: _Optional[int] = ..., cached_bytes: _Optional[int] = ..., loads: _Optional[int] = ..., evictions: _Optional[int] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., tasks: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., queued: _Optional[int] = ..., budget_excess: _Optional[_Union[BudgetExcess, _Mapping]] = ..., speed: _Optional[_Union[_session_pb2.Speed, _Mapping]] = ..., link_bytes_per_second: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[_session_pb2.PeerLink, _Mapping]]] = ..., transfer_seconds_per_byte: _Optional[float] = ..., handling_seconds: _Optional[float] = ..., times: _Optional[_Iterable[_Union[FragmentTime, _Mapping]]] = ..., cache_bytes: _Optional[int] = ..., loading_seconds: _Optional[float] = ..., has_left: _Optional[bool] = ...) -> None: ...
 
 class FragmentTime(_message.Message):
     __slots__ = ("digest", "seconds", "load_seconds", "cached", "within")

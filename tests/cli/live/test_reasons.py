@@ -29,6 +29,12 @@ def test_a_job_whose_devices_are_all_gone_names_them() -> None:
     assert said.findings == ("pi-4 is lost: its agent is gone, or cannot reach the coordinator",)
 
 
+def test_a_device_that_was_told_to_stop_is_not_called_lost() -> None:
+    said = reasons(device("pi-4", state=LOST, has_left=True), job(state=PENDING, items=0))
+    assert said.headline == "ocr waits: no device is ready (pi-4 has left)"
+    assert said.findings == ("pi-4 has left in order: its agent was told to stop",)
+
+
 def test_a_stage_that_no_device_serves_is_named_with_what_it_needs_and_why_not() -> None:
     lacking = pb.Candidate(
         device="pi-4",

@@ -1,5 +1,7 @@
-"""Why a worker or an agent has no pod: its controller says so in events alone."""
+"""Why a worker or an agent has no pod: its controller says so in events alone. And since when a
+Deployment is whole."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import cast
 
@@ -86,3 +88,21 @@ async def test_agents_that_lack_pods_say_why_unless_a_pod_does() -> None:
     assert await said(2, ready, unready) == "pod p: Unschedulable: "
     assert await said(2, ready, ready) == "", "they only start still"
     assert await said(1, ready) == ""
+
+
+def coordinator(ready: int) -> WorkloadState:
+    metadata = {"name": "shelf-coordinator", "namespace": "lab", "uid": "uid-of-shelf"}
+    counts = {"readyReplicas": ready, "updatedReplicas": 1}
+    made = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}
+    return workload_state({**made, "spec": {"replicas": 1}, "status": counts})
+
+
+async def test_when_a_deployment_was_last_behind_is_known_once_it_is_ready_again() -> None:
+    pods, clock = pods_of(Server()), asyncio.get_running_loop().time
+    assert (await pods.workload(coordinator(1))).behind_at is None
+    first = (await pods.workload(coordinator(0))).behind_at
+    second = (await pods.workload(coordinator(0))).behind_at
+    assert first is not None
+    assert second is not None
+    assert first < second < clock()
+    assert (await pods.workload(coordinator(1))).behind_at == second

@@ -223,10 +223,13 @@ def test_results_that_cannot_be_carried_out_stay_until_the_job_is_deleted() -> N
 
 
 def test_a_run_that_failed_before_any_item_has_nothing_to_carry() -> None:
-    failed = run(RunState.FAILED, reason="FolderRefused", message="there is no .npz file")
+    said = "inputs /var/lib/shoal/jobs/ocr-aabbccdd/in: is empty: it has no .npz or .npy"
+    failed = run(RunState.FAILED, reason="FolderRefused", message=said)
     decision = decide(knows(PLANNED, failed))
     assert word(decision.status, "Failed") == "True FolderRefused"
     assert decision.children == ()
+    told = condition(decision.status, "Failed").message
+    assert told == "inputs pvc://lines/in: is empty: it has no .npz or .npy", "as the user calls it"
 
 
 @pytest.mark.parametrize("state", [RunState.PENDING, RunState.RUNNING])

@@ -191,6 +191,10 @@ def test_a_job_names_the_devices_it_has_lost() -> None:
     assert ("LostDevice", "n1 is lost; its tasks go to other devices") in [
         (note.reason, note.message) for note in decision.notes
     ]
+    left = (replace(devices[0], has_left=True), *devices[1:])
+    seen = replace(PLANNED, view=replace(PLANNED.view, devices=left))
+    decision = decide(knows(seen, run(RunState.RUNNING, succeeded=8)))
+    assert "LostDevice" not in [note.reason for note in decision.notes], "its pod is replaced"
 
 
 def planned_message(

@@ -1,4 +1,5 @@
-"""Devices as they are measured: memory limits of pods follow floors, and links are shown."""
+"""Devices as they are reported: memory limits of pods follow floors, links are shown, and
+whether one has left in order."""
 
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import pytest
 from reconcile.rules import decide
 from reconcile.test_device_pool import snapshot, view
 from reconcile.test_placement import device
-from reconcile.values import MIB, NOW, SETTINGS
+from reconcile.values import MIB, NOW, SETTINGS, word
 from shoal_api.kinds import Device
 from shoal_api.schema import parse
 from shoal_operator.reconcile.agent_pods import AgentPod
@@ -154,3 +155,11 @@ def test_links_to_other_devices_are_shown_and_the_coordinator_is_none_of_them() 
     assert child.status.link is not None
     assert [each.name for each in child.status.link.peers] == ["n2"]
     assert child.status.link.handling_seconds == 8e-4
+
+
+def test_a_device_that_left_in_order_is_not_called_lost() -> None:
+    of, lost = known(snapshot()), device("n2", DeviceState.LOST)
+    for gone, said in ((lost, "False Lost"), (replace(lost, has_left=True), "False Left")):
+        _, second = known(snapshot(devices=of, view=view(device("n1"), gone)))
+        assert second.status is not None
+        assert word(second.status, "Ready") == said

@@ -271,6 +271,12 @@ def test_a_pool_says_when_its_volume_is_nearly_full() -> None:
     assert said(free=15, before="nearly full") == "True HasRoom"
     unknown = decide(pool_snapshot()).status
     assert word(unknown, "VolumeHasRoom") == "Unknown NotKnown"
+    view = pool_snapshot().view
+    assert isinstance(view, CoordinatorView)
+    usable = StoreRoom(size_bytes=5 * GIB - (64 << 20), free_bytes=4 * GIB)
+    ready = decide(pool_snapshot(view=replace(view, store=usable))).status
+    told = condition(ready, "VolumeHasRoom").message
+    assert "GiB" not in told, "the coordinator keeps some of the claim free, which nobody knows of"
     assert word(unknown, "Ready") == "True Ready", "a full volume keeps no pool from its work"
 
 

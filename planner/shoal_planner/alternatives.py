@@ -110,7 +110,9 @@ class Contest:
     def _worse_held(self, lost: Divisions) -> str:
         """Where it would hold fragments in a way that the best need not: that comes before time."""
         for said in (_would_reload, _would_wait):
-            if (reason := said(self.costs, lost)) and not said(self.costs, self.best):
+            if said(self.costs, self.best):
+                break
+            if reason := said(self.costs, lost):
                 return reason
         return ""
 

@@ -7,14 +7,13 @@ model). It works in phases:
 1. refuse at once what fits nowhere, saying what it needs and what each device has;
 2. search among divisions in which every device holds its fragments at once, whole or in blocks;
 3. only where there is none: have other items wait on disk while a fragment runs;
-4. only where there is none either: allow devices to load and unload fragments for each item, first
-   those with room for other items;
+4. only where there is none either: allow devices to load and unload fragments for each item;
 5. say what the plan would give, and what its alternatives would have given.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import islice
 from typing import Final, Protocol
 
 from shoal_planner.alternatives import Contest
@@ -119,7 +118,7 @@ def _best(
         return refused
     wishes = replace(wishes, cached=costs.cached_by(pool))
     pool = _weighed(pool, goal)
-    for reloading, waiting in product((False, True), repeat=2):
+    for reloading, waiting in ((False, False), (False, True), (True, True)):
         situation = Situation(
             costs=costs,
             pool=pool,

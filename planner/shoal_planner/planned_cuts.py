@@ -35,7 +35,7 @@ from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
 from shoal_protocol.units import Bytes, Nanoseconds, counted
 
 _ALONE: Final = Span(0, 1)
-_UNFIT: Final = 4
+_UNFIT: Final = 3
 """More than any plan has in `cut_order`."""
 
 
@@ -172,13 +172,13 @@ def _kept(now: PlannedCut, current: Sequence[str]) -> PlannedCut:
 
 
 def cut_order(found: Plan | Infeasible, goal: Goal) -> tuple[int, int]:
-    """Of the plans of several cuts the least is the best: what each device holds at once, then what
-    is loaded in turn, of both what has room for other items first, then what fits in no way: what
+    """Of the plans of several cuts the least is the best: what each device holds at once, with room
+    for other items and then without, then what is loaded in turn, then what fits in no way: what
     needs the least tells what would do."""
     if isinstance(found, Infeasible):
         return _UNFIT, found.need_bytes or 0
     period, latency = found.period_nanoseconds or 0, found.latency_nanoseconds or 0
-    return 2 * found.reloading + found.waiting, goal.value(period, latency)
+    return 2 if found.reloading else int(found.waiting), goal.value(period, latency)
 
 
 def rejected_cut(fragments: int, lost: Plan | Infeasible, best: Plan | Infeasible) -> Rejected:
@@ -188,7 +188,7 @@ def rejected_cut(fragments: int, lost: Plan | Infeasible, best: Plan | Infeasibl
         return Rejected(alternative=name, reason="its fragments fit these devices in no way")
     if lost.reloading and not best.reloading:
         reason = "devices would load its fragments in turn"
-    elif lost.waiting and not best.waiting:
+    elif lost.waiting and not (best.waiting or best.reloading):
         reason = "other items would wait on disk, because no memory would be left beside a fragment"
     elif cut_order(lost, best.goal) == cut_order(best, best.goal):
         reason = "is as good"

@@ -163,7 +163,7 @@ class Found:
 class Question:
     """What is looked for: the best divisions, by a goal, on the devices of a pool. Without
     `reloading` every device holds its span at once; with it a device may load the fragments of its
-    span in turn. With `waiting` too, it need have no room for other items meanwhile."""
+    span in turn. With `waiting` it need have no room for other items meanwhile."""
 
     costs: SpanCosts
     pool: Sequence[PoolDevice]

@@ -233,6 +233,17 @@ def test_a_cut_that_is_held_at_once_while_other_items_wait_comes_before_one_in_t
     assert rejected_cut(2, lost, best).reason == "devices would load its fragments in turn"
 
 
+def test_of_cuts_in_turn_the_faster_one_wins_though_other_items_wait() -> None:
+    pool, goal = [device("a", budget=21 * MIB)], Goal(Objective.THROUGHPUT)
+    fewer = partition([10**8] * 2, [20 * MIB] * 2, [12 * MIB, MIB, 0])
+    more = partition([10**8] * 6, [12 * MIB] * 6, [MIB] * 6 + [0])
+    best, lost = (placed(plan(each, pool, goal.objective)) for each in (fewer, more))
+    assert (best.reloading, best.waiting) == (True, True)
+    assert (lost.reloading, lost.waiting) == (True, False)
+    assert cut_order(best, goal) < cut_order(lost, goal)
+    assert "an item every" in rejected_cut(6, lost, best).reason
+
+
 def test_a_faster_cut_that_lost_because_other_items_would_wait_says_so() -> None:
     pool, goal = [device("a", budget=21 * MIB)], Goal(Objective.THROUGHPUT)
     faster = partition([10**8], [20 * MIB], [12 * MIB, 0])

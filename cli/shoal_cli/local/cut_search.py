@@ -261,7 +261,7 @@ def suited_as_it_is(order: CutOrder, model: "Source") -> Suited:
 
     def suit(sliced: "Source", own: Profile, waiting: bool) -> Suited:
         suited = _suit(order, sliced, own, order.shapes, waiting=waiting)
-        return _placeable(order, suited, waiting=waiting)
+        return _placeable(order, suited)
 
     try:
         return _in_parts(order, model, order.shapes, profiled, suit)
@@ -278,7 +278,7 @@ def suited_to(order: CutOrder, model: "Source", inputs: InputSet, envelope: Shap
 
     def suit(sliced: "Source", profile: Profile, waiting: bool) -> Suited:
         suited = _suit(order, sliced, profile, shapes, waiting=waiting)
-        return _placeable(order, suited, waiting=waiting)
+        return _placeable(order, suited)
 
     return _in_parts(order, model.fitted(shapes, order.seen), shapes, profiled, suit)
 
@@ -358,9 +358,9 @@ def _as_fine(order: CutOrder, model: "Source", shapes: Shapes) -> "list[Source]"
     return [next(sliced for need, sliced in tried if need <= enough)]
 
 
-def _placeable(order: CutOrder, suited: Suited, *, waiting: bool) -> Suited:
-    """The same, with the best cut where it takes a plan to say that the devices can hold it: at
-    once, or with room for other items unless these are `waiting`. Raises `Unplaceable`."""
+def _placeable(order: CutOrder, suited: Suited) -> Suited:
+    """The same, with the best cut where it takes a plan to say that the devices can hold it. Raises
+    `Unplaceable`."""
     most = max((device.budget_bytes for device in order.devices), default=None)
     if most is None:
         return suited
@@ -370,6 +370,4 @@ def _placeable(order: CutOrder, suited: Suited, *, waiting: bool) -> Suited:
     if isinstance(found, Infeasible):
         text = found.message(order.name, "raise the budget")
         raise Unplaceable(text, found.need_bytes or None, suited)
-    if found.waiting and found.reloading and not waiting:
-        raise Unplaceable(f"{order.name}: other items would wait", None, suited)
     return suited

@@ -162,7 +162,7 @@ def replan(
         wishes=wishes,
         before=_divisions(before, devices),
         reloading=best.reloading,
-        waiting=best.waiting,
+        waiting=best.waiting or best.reloading,
     )
     ideal = _divisions(best.stages, devices)
     chosen = next_plan(situation, ideal)

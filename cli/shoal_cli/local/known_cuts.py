@@ -26,8 +26,8 @@ from shoal_protocol.durable_files import replace_file
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import document_from_json
 
-VERSION: Final = 14
-"""Of what is recorded of cuts: one made before may have estimates that were too low, or rounds."""
+VERSION: Final = 15
+"""Of what is recorded of cuts: one made before may have estimates too low, or turns for nothing."""
 _RECORD: Final = "order.json"
 Inputs: TypeAlias = dict[str, list[int]]
 """The size and the time of change (nanoseconds) of each file."""

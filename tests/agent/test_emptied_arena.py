@@ -35,8 +35,9 @@ MIB = 1 << 20
 def made_in(
     folder: Path, emptied: tuple[int, ...], first: int = MIB, second: int = 0
 ) -> MadeFragment:
-    """First 20 MiB of activations and 8 of weights, then 3 and 17: 36 or 40 in all, measured, since
-    some weights stay for the next item. It is said to work in `first` bytes, and then in `second`.
+    """First 20 MiB of activations and 8 of weights, then 3 and 17: 37.6 to 38.5 or 40 to 40.6 in
+    all, measured in the second of two items, since some weights stay for the next one. It is said
+    to work in `first` bytes, and then in `second`.
     """
     model = dense_model([64, 16384, 64, 2048, 2048])
     model.graph.output.append(helper.make_tensor_value_info("r1", TensorProto.FLOAT, ["batch", 64]))
@@ -70,7 +71,7 @@ def test_where_the_arena_is_emptied_weights_have_the_place_of_activations(
     assert tried.taken_bytes is not None
     assert not tried.stopped
     # Within a larger grant there is said to be room for an arena that is kept.
-    assert (tried.taken_bytes < 38 * MIB) == (bool(emptied) and not beyond_least)
+    assert (4 * tried.taken_bytes < 157 * MIB) == (bool(emptied) and not beyond_least)
     for _ in range(2):
         assert np.array_equal(runtime.run("f", x, Stopper()).outputs["y"], whole)
 

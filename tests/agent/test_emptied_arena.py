@@ -35,9 +35,9 @@ MIB = 1 << 20
 def made_in(
     folder: Path, emptied: tuple[int, ...], first: int = MIB, second: int = 0
 ) -> MadeFragment:
-    """First 20 MiB of activations and 8 of weights, then 3 and 17: 37.6 to 38.5 or 40 to 40.6 in
-    all, measured in the second of two items, since some weights stay for the next one. It is said
-    to work in `first` bytes, and then in `second`.
+    """First 19 MiB of activations and 8 of weights, then 3 and 17: 36.3 or 38.7 in all, measured in
+    the second of two items, since some weights stay for the next one. It is said to work in `first`
+    bytes, and then in `second`.
     """
     model = dense_model([64, 16384, 64, 2048, 2048])
     model.graph.output.append(helper.make_tensor_value_info("r1", TensorProto.FLOAT, ["batch", 64]))
@@ -46,12 +46,12 @@ def made_in(
         model,
         64 * MIB,
         InBlocks(4, emptied=emptied, working_bytes=first, last_working_bytes=second),
-        largest={"x": (160, 64)},
+        largest={"x": (150, 64)},
     )
 
 
 def item() -> dict[str, np.ndarray]:
-    return {"x": np.random.default_rng(0).standard_normal((160, 64), dtype=np.float32)}
+    return {"x": np.random.default_rng(0).standard_normal((150, 64), dtype=np.float32)}
 
 
 @pytest.mark.parametrize(("emptied", "beyond_least"), [((), 0), ((0, 2), 0), ((0, 2), 2 * MIB)])
@@ -71,7 +71,7 @@ def test_where_the_arena_is_emptied_weights_have_the_place_of_activations(
     assert tried.taken_bytes is not None
     assert not tried.stopped
     # Within a larger grant there is said to be room for an arena that is kept.
-    assert (4 * tried.taken_bytes < 157 * MIB) == (bool(emptied) and not beyond_least)
+    assert (tried.taken_bytes < 38 * MIB) == (bool(emptied) and not beyond_least)
     for _ in range(2):
         assert np.array_equal(runtime.run("f", x, Stopper()).outputs["y"], whole)
 

@@ -33,6 +33,7 @@ from shoal_protocol.blocks import Block, Gathered, Join, least_bytes
 GAIN: Final = 10
 """Blocks are to save at least one part in so many of the fragment's resident bytes."""
 _QUANTISING: Final = frozenset(("QuantizeLinear", "DequantizeLinear"))
+_PRODUCTS: Final = frozenset(("MatMul", "Gemm"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class FragmentModel:
                 working_bytes=cost.working_bytes,
                 beside_bytes=cost.beside_bytes,
                 empties_arena=index in emptied,
-                dequantises=_dequantises(model.graph),
+                dequantises=dequantises(model.graph),
                 gathers=read,
             )
             blocks.append(block)
@@ -110,13 +111,24 @@ class FragmentModel:
         return Blocks(tuple(counted), bytes(content), self.joins)
 
 
-def _dequantises(graph: onnx.GraphProto) -> bool:
-    """Whether something is quantised, and nothing but weights."""
+def dequantises(graph: onnx.GraphProto) -> bool:
+    """Whether the runtime would copy quantised weights, in another order: nothing but weights is
+    quantised, or a product of floats has such weights, as a cut leaves it that parts a product from
+    what dequantises its other operand."""
     weights = {each.name for each in graph.initializer}
     nodes = [node for node in graph.node if node.op_type in _QUANTISING]
-    return bool(nodes) and all(
-        node.op_type == "DequantizeLinear" and node.input[0] in weights for node in nodes
+    made = {node.output[0]: node.input[0] in weights for node in nodes if _is_dequantising(node)}
+    return bool(made) and (
+        (len(made) == len(nodes) and all(made.values()))
+        or any(
+            node.op_type in _PRODUCTS and made.get(node.input[1]) and node.input[0] not in made
+            for node in graph.node
+        )
     )
+
+
+def _is_dequantising(node: onnx.NodeProto) -> bool:
+    return node.op_type == "DequantizeLinear"
 
 
 def as_model(

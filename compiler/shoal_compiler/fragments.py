@@ -15,7 +15,7 @@ from pathlib import Path
 
 import onnx
 
-from shoal_compiler.blocks import Blocks
+from shoal_compiler.blocks import Blocks, dequantises
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Weight
 from shoal_compiler.safety import dtype_name
@@ -29,6 +29,7 @@ from shoal_protocol.manifest import (
     BESIDE,
     BLOCKS,
     CHOOSES,
+    DEQUANTISES,
     IN_ORDER,
     JOINS,
     LARGEST,
@@ -134,6 +135,7 @@ class FragmentFiles:
             UNKNOWN_SIZES: self.unknown_sizes,
             CHOOSES: self.chooses,
             BESIDE: self.beside_bytes,
+            DEQUANTISES: dequantises(self.model.graph),
         }
         description |= {key: value for key, value in known.items() if value}
         if self.batched is not None:

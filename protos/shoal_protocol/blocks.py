@@ -45,8 +45,9 @@ class Block:
     the tensors for later blocks that only pass it by. Of these, `beside_bytes` are what a node
     takes for itself outside of the arena of activations, and gives back. `empties_arena`: before it
     runs, those tensors are moved out of the arena of activations, and the arena is given back, on a
-    device that has no room for it all. `dequantises`: all that is quantised in it are weights. The
-    runtime would fuse them with the layers that read them, and hold a copy; it is not to.
+    device that has no room for it all. `dequantises`: all that is quantised in it are weights, or
+    products of floats have such. The runtime would fuse them with the layers that read them, and
+    hold a copy; it is not to.
     `gathers`: what the device reads of tables before it runs the block.
     """
 

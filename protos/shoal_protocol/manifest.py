@@ -23,6 +23,9 @@ MOST_SHARED_FILES: Final = 64
 """Files of weights that a fragment has together with others: `shared.0.bin` to `shared.63.bin`."""
 IN_ORDER: Final = "in_order"
 """The key that says whether the runtime is to run the nodes in the order of the file."""
+DEQUANTISES: Final = "dequantises"
+"""The key that says that the runtime would copy quantised weights, unless it is told to make floats
+of them at each run."""
 LARGEST: Final = "largest"
 """The key of the largest shapes that are planned for, of inputs whose sizes the graph leaves
 open."""

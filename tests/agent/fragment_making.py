@@ -65,12 +65,14 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
     batched: bool = False,
     unknown_sizes: bool = False,
     chooses: bool = False,
+    dequantises: bool = False,
 ) -> MadeFragment:
     """Write one self-contained model, weights inside, as a fragment of the store; `largest` are
     the largest shapes of its inputs, `values` what those of them hold that are a few integers,
     `seen` sizes of others that items have shown, `beside_bytes` what a node takes outside of the
     arena. `batched`: it may run several items at once.
-    `unknown_sizes`: those of its activations. `chooses`: of its branches, a trial shows one."""
+    `unknown_sizes`: those of its activations. `chooses`: of its branches, a trial shows one.
+    `dequantises`: its quantised weights are not to be copied."""
     model = lift_constants(model)
     weights, initializers = pack_weights(model)
     externalise(model, initializers)
@@ -90,7 +92,7 @@ def write_fragment(  # noqa: PLR0913 - what a manifest may say
     for key, given in {"largest": largest, "values": values, "seen": seen}.items():
         if given is not None:
             manifest[key] = {name: list(each) for name, each in given.items()}
-    flags = {"unknown_sizes": unknown_sizes, "chooses": chooses}
+    flags = {"unknown_sizes": unknown_sizes, "chooses": chooses, "dequantises": dequantises}
     manifest |= {key: True for key, given in flags.items() if given}
     manifest |= {"batched": {}} if batched else {}
     least = resident
@@ -127,7 +129,8 @@ def pack_weights(model: onnx.ModelProto) -> tuple[bytes, dict[str, Any]]:
     weights = bytearray()
     initializers: dict[str, Any] = {}
     for tensor in model.graph.initializer:
-        raw = np.ascontiguousarray(numpy_helper.to_array(tensor)).tobytes()
+        # Several numbers of fewer than 8 bits share a byte there, and have one each in an array.
+        raw = tensor.raw_data or np.ascontiguousarray(numpy_helper.to_array(tensor)).tobytes()
         if len(raw) < EXTERNAL_FROM:
             continue
         weights.extend(b"\0" * (-len(weights) % ALIGNMENT))

@@ -183,6 +183,33 @@ def test_blocks_say_whether_nothing_but_weights_is_quantised(
     assert {block.dequantises for block in blocks if block.weight_bytes} == {said}
 
 
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ("h = Identity (x) y = MatMul (h, w)", True),
+        ("q = QuantizeLinear (x, s, z) h = DequantizeLinear (q, s, z) y = MatMul (h, w)", False),
+        ("p = MatMul (x, w) q = QuantizeLinear (p, s, z) y = DequantizeLinear (q, s, z)", True),
+    ],
+    ids=["of floats", "of quantised values", "of floats, quantised afterwards"],
+)
+def test_a_fragment_says_whether_its_products_would_copy_quantised_weights(
+    nodes: str, said: bool, tmp_path: Path
+) -> None:
+    made = Made(
+        text="agraph (float[1, 64] x) => (float[1, 64] y) { w = DequantizeLinear (W, s, z)"
+        + nodes
+        + "}",
+        weights={
+            "s": np.array(0.01, np.float32),
+            "z": np.array(0, np.int8),
+            "W": np.ones((64, 64), np.int8),
+        },
+    )
+    path, store = made.save(tmp_path), tmp_path / "store"
+    (fragment,) = cut_model(path, profile_model(path), (), store).fragments
+    assert manifest(store, fragment.digest).get("dequantises", False) is said
+
+
 def test_a_fragment_that_takes_text_has_no_blocks(tmp_path: Path) -> None:
     path = chain_of_megabytes(tmp_path / "model.onnx")
     model = onnx.load(path)

@@ -11,7 +11,15 @@ from shoal_agent.runtime.blocks import Blocks
 from shoal_agent.runtime.inputs import InputSpec
 from shoal_agent.runtime.table_rows import tables_of
 from shoal_protocol.blocks import blocks_from_json, joins_from_json
-from shoal_protocol.manifest import BESIDE, BLOCKS, IN_ORDER, JOINS, MANIFEST, FragmentDamaged
+from shoal_protocol.manifest import (
+    BESIDE,
+    BLOCKS,
+    DEQUANTISES,
+    IN_ORDER,
+    JOINS,
+    MANIFEST,
+    FragmentDamaged,
+)
 
 
 def read_blocks(folder: Path) -> Blocks | None:
@@ -69,6 +77,12 @@ def runs_in_order(folder: Path) -> bool:
     """Whether a fragment's nodes are to run in the order of the file. Raises `FragmentDamaged`,
     `OSError`."""
     return description(folder).get(IN_ORDER) is True
+
+
+def dequantises(folder: Path) -> bool:
+    """Whether a fragment that is not prepared is opened so that no quantised weights are copied.
+    Raises `FragmentDamaged`, `OSError`."""
+    return description(folder).get(DEQUANTISES) is True
 
 
 def beside_bytes_of(folder: Path) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal_agent.runtime.blocks import Blocks
+from shoal_agent.runtime.described import dequantises
 from shoal_agent.runtime.external_data import half_bytes, mapped_bytes, saved_bytes
 from shoal_agent.runtime.prepared import Prepared
 from shoal_protocol.manifest import BLOCKS, MODEL, is_shared, weight_files
@@ -38,6 +39,8 @@ class Form:
     """Those of each model's that are not: of tables, whose rows items read."""
     stored_bytes: int
     """Those of all weights."""
+    dequantises: tuple[bool, ...]
+    """Whether each model would have copies of quantised weights, unless it dequantises them."""
     saved: bool
     """Whether to save it."""
     results: tuple[str, ...] = ()
@@ -88,7 +91,7 @@ class Form:
 
 
 def whole_form(fragment: Path) -> Form:
-    """Raises `OSError`."""
+    """Raises `FragmentDamaged`, `OSError`."""
     return Form(
         name=WHOLE,
         file=fragment / MODEL,
@@ -97,6 +100,7 @@ def whole_form(fragment: Path) -> Form:
         weights=(_weights_bytes(fragment),),
         unread=(0,),
         stored_bytes=_weights_bytes(fragment),
+        dequantises=(dequantises(fragment),),
         saved=_is_saved(fragment),
     )
 
@@ -119,6 +123,7 @@ def blocks_form(fragment: Path, source: Blocks) -> Form:
         weights=weights,
         unread=unread,
         stored_bytes=stored_bytes,
+        dequantises=tuple(block.dequantises for block in source.blocks),
         saved=_is_saved(fragment),
         results=source.outputs,
         tables=frozenset(source.tables),

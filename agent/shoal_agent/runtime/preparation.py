@@ -321,6 +321,7 @@ class Preparation:
             parent=os.getpid(),
             file=str(form.file),
             ranges=form.ranges,
+            dequantises=form.dequantises,
             part=None if part is None else str(part),
             results=form.results,
             key=key(form.name),

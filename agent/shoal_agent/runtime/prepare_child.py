@@ -50,7 +50,7 @@ _OUT_OF_MEMORY: Final = ("bad_alloc", "Failed to allocate memory")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """What to open: the models at these offsets of `file`, or the whole file where there are none.
-    Their weights are beside it.
+    Their weights are beside it. Those that have quantised weights to be dequantised say so.
 
     With `part`, they are optimised, and saved in that folder, which exists and is empty: model `i`
     as `i/model.onnx` and `i/weights.bin`. Without, they are opened as the agent would. `results`
@@ -60,6 +60,7 @@ class Order:
     parent: int
     file: str
     ranges: Sequence[Sequence[int]]
+    dequantises: Sequence[bool]
     part: str | None
     results: Sequence[str]
     key: str
@@ -106,10 +107,10 @@ def main(argument: str) -> int:
 
 def _try(order: Order) -> dict[str, Any]:
     """Open the models as the agent does without preparation."""
-    from shoal_agent.runtime.recipes import AS_IT_IS  # noqa: PLC0415 - under the limit
+    from shoal_agent.runtime.recipes import AS_IT_IS, DEQUANTISING  # noqa: PLC0415 - as above
 
-    for model in _models(order):
-        _open(model, AS_IT_IS, Path(order.file).parent)
+    for model, dequantises in zip(_models(order), order.dequantises, strict=True):
+        _open(model, DEQUANTISING if dequantises else AS_IT_IS, Path(order.file).parent)
         _free()
     return {}
 
@@ -136,17 +137,20 @@ def _save(order: Order, folders: Sequence[Path]) -> list[bool]:
     """Save each model in its folder; whether they have tables of which items read rows."""
     from shoal_agent.runtime import layouts  # noqa: PLC0415 - under the limit
     from shoal_agent.runtime.external_data import align  # noqa: PLC0415 - as above
-    from shoal_agent.runtime.onnx_subset import reads_rows  # noqa: PLC0415 - as above
-    from shoal_agent.runtime.recipes import SAVING  # noqa: PLC0415 - as above
+    from shoal_agent.runtime.onnx_subset import has_few_bits, reads_rows  # noqa: PLC0415 - as above
+    from shoal_agent.runtime.recipes import SAVING, SAVING_DEQUANTISING  # noqa: PLC0415 - as above
     from shoal_protocol.onnx_subset_pb2 import Model  # noqa: PLC0415 - as above
 
     saved, marked, tables = [], [], []
-    for folder, content in zip(folders, _models(order), strict=True):
+    contents = zip(folders, _models(order), order.dequantises, strict=True)
+    for folder, content, dequantises in contents:
         model = Model.FromString(content)
         tables.append(reads_rows(model.graph))
         marked.append(layouts.mark(model))
         folder.mkdir(mode=0o700)
-        _open(model.SerializeToString(), SAVING, Path(order.file).parent, saved=folder)
+        keeps = dequantises and not has_few_bits(model.graph)
+        recipe = SAVING_DEQUANTISING if keeps else SAVING
+        _open(model.SerializeToString(), recipe, Path(order.file).parent, saved=folder)
         _free()
         (folder / WEIGHTS).touch()  # a model without weights has none
         model = Model.FromString((folder / MODEL).read_bytes())

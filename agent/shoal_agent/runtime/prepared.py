@@ -28,7 +28,7 @@ from shoal_agent.runtime.recipes import PREPARED, PREPARED_UNPACKED, Recipe
 from shoal_protocol.digests import from_hexadecimal
 from shoal_protocol.manifest import MODEL, WEIGHTS
 
-_VERSION: Final = "9"
+_VERSION: Final = "10"
 """Another one for other options in `recipes`, other sessions' bytes, or another manifest."""
 _MOST_MANIFEST_BYTES: Final = 1 << 20
 _SPARE_BYTES: Final = 64 << 10

@@ -10,7 +10,7 @@ from typing import Final
 import onnxruntime
 
 from shoal_agent.cache.folders import drop_cached_pages
-from shoal_agent.runtime.described import runs_in_order
+from shoal_agent.runtime.described import dequantises, runs_in_order
 from shoal_agent.runtime.destinations import Destinations, Placed
 from shoal_agent.runtime.external_data import table_bytes
 from shoal_agent.runtime.failures import OutOfBudget, Stopper, Terminated, failure_of
@@ -29,7 +29,7 @@ from shoal_agent.runtime.mapped_pages import (
 from shoal_agent.runtime.open_block import as_value, run_bound
 from shoal_agent.runtime.prepared import PreparedModel
 from shoal_agent.runtime.process_memory import clean_pages
-from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, Recipe
+from shoal_agent.runtime.recipes import AS_IT_IS, DEQUANTISING, PREPARED, Recipe
 from shoal_agent.runtime.sessions import open_session, options_of
 from shoal_agent.runtime.weights_on_disk import WeightsOnDisk
 from shoal_protocol.manifest import MODEL, weight_files
@@ -54,7 +54,7 @@ class Whole:
 
     @property
     def prepared(self) -> bool:
-        return self.recipe is not AS_IT_IS
+        return self.recipe not in (AS_IT_IS, DEQUANTISING)
 
     def options(self, threads: int) -> onnxruntime.SessionOptions:
         return options_of(self.recipe, threads, in_order=self.in_order)
@@ -84,7 +84,8 @@ def whole_of(
     if prepared is not None:
         recipe = prepared.recipe_for_whole(size, granted_bytes, spare_bytes)
     if prepared is None or recipe is None:
-        recipe, opening_bytes = AS_IT_IS, _GRAPH_FACTOR * model.stat().st_size
+        recipe = DEQUANTISING if dequantises(folder) else AS_IT_IS
+        opening_bytes = _GRAPH_FACTOR * model.stat().st_size
     else:
         opened = prepared.packed if recipe is PREPARED else prepared.unpacked
         model, files, opening_bytes = prepared.model, [prepared.weights], opened.opening_bytes

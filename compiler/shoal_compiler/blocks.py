@@ -22,6 +22,7 @@ from shoal_compiler.graph import Graph
 from shoal_compiler.joins import find_joins
 from shoal_compiler.models import PieceModel, make_model, value_info
 from shoal_compiler.order import choose_order, roles
+from shoal_compiler.safety import integer_of
 from shoal_compiler.weight_files import Place
 from shoal_planner.arena import more_of_table_bytes
 from shoal_planner.blocks import block_costs, choose_blocks
@@ -33,7 +34,6 @@ from shoal_protocol.blocks import Block, Gathered, Join, least_bytes
 GAIN: Final = 10
 """Blocks are to save at least one part in so many of the fragment's resident bytes."""
 _QUANTISING: Final = frozenset(("QuantizeLinear", "DequantizeLinear"))
-_PRODUCTS: Final = frozenset(("MatMul", "Gemm"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +118,21 @@ def dequantises(graph: onnx.GraphProto) -> bool:
     weights = {each.name for each in graph.initializer}
     nodes = [node for node in graph.node if node.op_type in _QUANTISING]
     made = {node.output[0]: node.input[0] in weights for node in nodes if _is_dequantising(node)}
+    products = (node for node in graph.node if _is_fused_product(node))
     return bool(made) and (
         (len(made) == len(nodes) and all(made.values()))
-        or any(
-            node.op_type in _PRODUCTS and made.get(node.input[1]) and node.input[0] not in made
-            for node in graph.node
-        )
+        or any(made.get(node.input[1]) and node.input[0] not in made for node in products)
     )
 
 
 def _is_dequantising(node: onnx.NodeProto) -> bool:
     return node.op_type == "DequantizeLinear"
+
+
+def _is_fused_product(node: onnx.NodeProto) -> bool:
+    return node.op_type == "MatMul" or (
+        node.op_type == "Gemm" and not integer_of(node, "transB", 0)
+    )
 
 
 def as_model(

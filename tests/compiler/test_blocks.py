@@ -188,9 +188,19 @@ def test_blocks_say_whether_nothing_but_weights_is_quantised(
     [
         ("h = Identity (x) y = MatMul (h, w)", True),
         ("q = QuantizeLinear (x, s, z) h = DequantizeLinear (q, s, z) y = MatMul (h, w)", False),
+        (
+            "q = QuantizeLinear (x, s, z) h = DequantizeLinear (q, s, z) r = Relu (h)"
+            " y = Gemm <transB = 1> (r, w)",
+            False,
+        ),
         ("p = MatMul (x, w) q = QuantizeLinear (p, s, z) y = DequantizeLinear (q, s, z)", True),
     ],
-    ids=["of floats", "of quantised values", "of floats, quantised afterwards"],
+    ids=[
+        "of floats",
+        "of quantised values",
+        "of transposed weights",
+        "of floats, quantised afterwards",
+    ],
 )
 def test_a_fragment_says_whether_its_products_would_copy_quantised_weights(
     nodes: str, said: bool, tmp_path: Path

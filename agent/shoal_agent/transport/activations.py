@@ -82,6 +82,11 @@ class _Stored:
     lent: int = 0
     dropped: bool = False
 
+    @property
+    def waiting_bytes(self) -> int:
+        """What of the granted bytes is there to wait: that may be spilled."""
+        return 0 if self.dropped or self.lent else self.granted
+
 
 class StoreBuffer:
     """Where one activation that is being received goes (a `ReceiveBuffer`)."""
@@ -291,20 +296,19 @@ class ActivationStore:
         Raises `SpillFull` where only a part of them, or none, could be: that part is returned.
         """
         freed, why = 0, "what is left in memory is text, or on its way"
-        for stored, granted in [(each, each.granted) for each in self._stored.values()]:
+        waiting = [(each, each.granted) for each in self._stored.values() if not each.lent]
+        for stored, granted in waiting:
             if freed >= size:
                 return
-            if stored.dropped:
-                freed += granted  # while another was written
-                continue
-            if not stored.granted or stored.lent or stored.file is not None or stored.writing:
-                continue
             try:
-                freed += await self._spill(stored)
+                if stored.waiting_bytes and stored.file is None and not stored.writing:
+                    await self._spill(stored)
             except SpillFull:
                 why = MORE_DISK  # a smaller one may have a place
             except OSError as error:
                 raise SpillFull(size, freed, str(error)) from error
+            # While this or another was written, a task may have begun with it, or it was dropped.
+            freed += granted - stored.waiting_bytes
         if freed < size:
             raise SpillFull(size, freed, why)
 
@@ -322,12 +326,12 @@ class ActivationStore:
                 self.drop([key])
             raise
 
-    async def _spill(self, stored: _Stored) -> int:
-        """Write to a file and replace the arrays by views of its mapping; the bytes that the ledger
-        has got back. Nothing has changed where that fails."""
+    async def _spill(self, stored: _Stored) -> None:
+        """Write to a file and replace the arrays by views of its mapping; the ledger gets back what
+        these had. Nothing has changed where that fails."""
         arrays = {name: array for name, array in stored.tensors.items() if array.dtype != object}
         if not arrays:
-            return 0
+            return
         self._check_disk(stored.size)
         path = self._path()
         self.spilled_bytes += stored.size
@@ -343,7 +347,7 @@ class ActivationStore:
                 self.spilled_bytes -= stored.size
                 _remove(path)
         if not written:
-            return 0
+            return
         stored.file, stored.mapping, stored.lease = path, mapping, None
         stored.tensors.update(views)
         text = _text_bytes(stored.tensors)
@@ -351,7 +355,6 @@ class ActivationStore:
         stored.granted -= gone
         self._space.return_space(gone)
         self.buffers.give_back()  # of the heap as well: its room was wanted
-        return gone
 
     def _check_text(self, size: int, own: _Stored | None = None) -> None:
         """Raise `SpillFull` for more text than may be kept without a share of the budget."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agent.fragment_making import MadeFragment, dense_model, write_fragment
+from agent.scripted_coordinator import PATIENCE_SECONDS
 from shoal_agent.execution.values import Made
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.transport.activations import ActivationStore, SpillFull
@@ -28,6 +29,32 @@ def store_of(fragments: Fragments, folder: Path) -> ActivationStore:
     store = ActivationStore(folder / "disk", 64 * MIB, fragments, fragments.buffers)
     fragments.spilling.spill = store.spill
     return store
+
+
+async def leave(fragments: Fragments, *made: MadeFragment) -> None:
+    for each in made:
+        await fragments.unload(each.digest)
+    await fragments.close()
+
+
+async def test_what_a_batch_leaves_in_the_heap_does_not_fail_a_load(
+    tmp_path: Path, make: Make, other: MadeFragment
+) -> None:
+    """No activation is in memory: nothing could be written to the disk for it."""
+    made = write_fragment(tmp_path, dense_model([64, 512, 512, 64]), 4 * MIB, batched=True)
+    fragments = make(budget=32 * MIB)
+    store_of(fragments, tmp_path)
+    await fragments.load(made.digest, 4 * MIB, [])
+    items = [{"x": np.full((1, 64), number, np.float32)} for number in range(2)]
+    result = await fragments.run(made.digest, items[0])
+    fragments.batches.note(made.digest, items[0], result.outputs)
+    assert len(fragments.batches.choose(made.digest, [*items])) == len(items)
+    await fragments.run_together(made.digest, items)
+    fragments.batches.settled(len(items))
+    assert fragments.ledger.moving > 0
+    rest = fragments.ledger.budget - fragments.ledger.fragments
+    assert (await fragments.load(other.digest, rest, [])).resident_bytes == rest
+    await leave(fragments, made, other)
 
 
 @pytest.mark.parametrize("leaves", ["used", "dropped", "sent"])
@@ -51,6 +78,68 @@ async def test_what_leaves_memory_while_another_is_written_counts_as_room_that_w
     assert fragments.ledger.moving == 0
     store.clear()
     await fragments.close()
+
+
+async def test_a_load_that_has_activations_written_is_not_overtaken_by_what_comes(
+    make: Make, other: MadeFragment
+) -> None:
+    fragments = make(budget=32 * MIB)
+    granted: list[bool] = []
+
+    async def spill(size: int) -> None:
+        fragments.return_space(size // 2)
+        await asyncio.sleep(0)
+        granted.extend([fragments.request_space(MIB), fragments.request_move(MIB)])
+        fragments.return_space(size - size // 2)
+
+    fragments.spilling.spill = spill
+    assert fragments.request_space(8 * MIB)
+    await fragments.load(other.digest, 32 * MIB, [])
+    assert granted == [False, False]
+    await leave(fragments, other)
+
+
+async def test_a_load_is_not_overtaken_by_run_after_run_that_has_all_that_is_free(
+    tmp_path: Path, make: Make, other: MadeFragment
+) -> None:
+    made = write_fragment(tmp_path, dense_model([512] * 3), 8 * MIB, unknown_sizes=True)
+    fragments = make(budget=48 * MIB)
+    await fragments.load(made.digest, made.resident_bytes, [])
+    loaded = asyncio.Event()
+
+    async def work() -> None:
+        while not loaded.is_set():
+            await fragments.run(made.digest, {"x": np.ones((2, 512), np.float32)})
+
+    working = asyncio.create_task(work())
+    await asyncio.sleep(0.05)
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await fragments.load(other.digest, 32 * MIB, [])
+    finally:
+        loaded.set()
+        await working
+    assert set(fragments.ledger.resident) == {made.digest, other.digest}
+    await leave(fragments, made, other)
+
+
+async def test_text_has_its_place_while_a_load_waits(
+    tmp_path: Path, make: Make, other: MadeFragment
+) -> None:
+    """It can be nowhere but in memory: a task that has made some would fail."""
+    fragments = make(budget=48 * MIB)
+    store = store_of(fragments, tmp_path)
+    assert fragments.request_move(16 * MIB)
+    loading = asyncio.create_task(fragments.load(other.digest, 40 * MIB, []))
+    await asyncio.sleep(0.05)
+    assert other.digest not in fragments.ledger.in_flight
+    await store.put(ITEMS[0], {"text": np.array(["x" * 2 * MIB], object)})
+    store.open_buffer(2 * MIB, 0, 2 * MIB).abandon()
+    fragments.end_move(16 * MIB)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await loading
+    store.clear()
+    await leave(fragments, other)
 
 
 async def test_a_load_fails_where_neither_memory_nor_the_disk_has_room_for_what_waits(

@@ -248,12 +248,12 @@ class Opening:
                 tried = Tried(taken_bytes=ledger.budget + 1, stopped=True, prepared=whole)
                 known = self._note(key, tried, Bytes(0))
             else:
-                before, coming = ledger.reserved + ledger.moving, ledger.moving
+                before, coming = ledger.activations, ledger.moving
                 with nothing_arrives(ledger, ledger.free):
                     curve, tried = await self._processor.call(
                         self._try_marked, mark, *arguments, ledger.budget, coming
                     )
-                left = Bytes(max(0, before - ledger.reserved - ledger.moving))
+                left = Bytes(max(0, before - ledger.activations))
                 known = self._note(key, tried, left)
         except GrantTooSmall as error:
             reason = f"{short(digest)} {error}"

@@ -55,9 +55,9 @@ _NUMBERS: Final = count(1)
 class Space(Protocol):
     """The ledger's share for activations (`Fragments`)."""
 
-    def request_space(self, size: int) -> bool: ...
+    def request_space(self, size: int, *, text: bool = False) -> bool: ...
     def return_space(self, size: int) -> None: ...
-    def request_move(self, size: int) -> bool: ...
+    def request_move(self, size: int, *, text: bool = False) -> bool: ...
     def end_move(self, size: int) -> None: ...
     def begin_move(self, size: int) -> None: ...
     def arrive(self, size: int) -> None: ...
@@ -184,7 +184,7 @@ class ActivationStore:
         beside = scratch_bytes + received_frame_bytes(decoded_bytes)
         # Text cannot leave memory, so it may have what there is without its frames.
         for granted in (decoded_bytes + beside, decoded_bytes)[: 2 if text_bytes else 1]:
-            if self._space.request_move(granted):
+            if self._space.request_move(granted, text=text_bytes > 0):
                 self.held_bytes += decoded_bytes
                 return StoreBuffer(self, self._space, decoded_bytes, granted, None)
         self._check_text(text_bytes)
@@ -316,7 +316,7 @@ class ActivationStore:
         """Find a place outside of memory for tensors that were not granted any."""
         text = _text_bytes(stored.tensors)
         try:
-            if text and self._space.request_space(text):
+            if text and self._space.request_space(text, text=True):
                 stored.granted = text
             else:
                 self._check_text(text, stored)

@@ -142,6 +142,29 @@ async def test_text_has_its_place_while_a_load_waits(
     await leave(fragments, other)
 
 
+async def test_text_that_is_sent_while_its_task_ends_leaves_no_bytes_behind(
+    tmp_path: Path, make: Make
+) -> None:
+    """Beside it others move, whose bytes are theirs."""
+    fragments = make(budget=8 * MIB)
+    store = store_of(fragments, tmp_path)
+    text, numbers = np.array(["x" * 2 * MIB], object), np.arange(5 * MIB, dtype=np.uint8)
+    await store.put(ITEMS[0], {"text": text, "numbers": numbers})
+    store.cover(ITEMS[0])
+    assert fragments.request_move(5 * MIB)
+    with store.lend(ITEMS[0]):
+        await store.uncover(ITEMS[0])
+        assert store.spilled_bytes > 0, "the numbers have no room in memory"
+    assert fragments.ledger.moving == 5 * MIB
+    held = store.get(ITEMS[0])
+    assert held is not None
+    np.testing.assert_array_equal(held["numbers"], numbers)
+    store.clear()
+    fragments.end_move(5 * MIB)
+    fragments.buffers.give_back()
+    assert (fragments.ledger.reserved, fragments.ledger.moving) == (0, 0)
+
+
 async def test_a_load_fails_where_neither_memory_nor_the_disk_has_room_for_what_waits(
     tmp_path: Path, make: Make, other: MadeFragment
 ) -> None:

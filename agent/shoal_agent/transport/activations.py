@@ -274,8 +274,7 @@ class ActivationStore:
         if stored.file is not None:
             _release_pages(stored.mapping)
         elif not stored.granted and stored.size and not stored.writing:
-            request = self._space.request_move if stored.lent else self._space.request_space
-            if request(stored.size):
+            if self._request_for(stored)(stored.size):
                 stored.granted = stored.size
             else:
                 await self._spill_or_drop(key, stored)
@@ -316,7 +315,7 @@ class ActivationStore:
         """Find a place outside of memory for tensors that were not granted any."""
         text = _text_bytes(stored.tensors)
         try:
-            if text and self._space.request_space(text, text=True):
+            if text and self._request_for(stored)(text, text=True):
                 stored.granted = text
             else:
                 self._check_text(text, stored)
@@ -333,14 +332,14 @@ class ActivationStore:
         if not arrays:
             return
         self._check_disk(stored.size)
-        path = self._path()
+        text, path = _text_bytes(stored.tensors), self._path()
         self.spilled_bytes += stored.size
         stored.writing = True
         written = False
         try:
             mapping, views = await in_thread(_write, path, arrays)
             # What was granted moves while it is lent, so it is not the ledger's to have back.
-            written = not stored.dropped and not (stored.lent and stored.granted)
+            written = not stored.dropped and not (stored.lent and stored.granted > text)
         finally:
             stored.writing = False
             if not written:
@@ -350,11 +349,14 @@ class ActivationStore:
             return
         stored.file, stored.mapping, stored.lease = path, mapping, None
         stored.tensors.update(views)
-        text = _text_bytes(stored.tensors)
         gone = max(0, stored.granted - text)
         stored.granted -= gone
         self._space.return_space(gone)
         self.buffers.give_back()  # of the heap as well: its room was wanted
+
+    def _request_for(self, stored: _Stored) -> Callable[..., bool]:
+        """How to ask for room for what is here without."""
+        return self._space.request_move if stored.lent else self._space.request_space
 
     def _check_text(self, size: int, own: _Stored | None = None) -> None:
         """Raise `SpillFull` for more text than may be kept without a share of the budget."""

@@ -1,15 +1,18 @@
 """Loads that wait until there is memory for them, on a device where something always comes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from agent.fragment_making import MadeFragment, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS
+from shoal_agent.cache.fetching import Source
 from shoal_agent.execution.values import Made
+from shoal_agent.runtime.failures import OverBudget
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.transport.activations import ActivationStore, SpillFull
 
@@ -121,6 +124,33 @@ async def test_a_load_is_not_overtaken_by_run_after_run_that_has_all_that_is_fre
         await working
     assert set(fragments.ledger.resident) == {made.digest, other.digest}
     await leave(fragments, made, other)
+
+
+async def test_a_load_does_not_wait_for_what_is_fetched_ahead(
+    tmp_path: Path, make: Make, other: MadeFragment
+) -> None:
+    """Over a slow link that takes minutes."""
+    fragments = make(budget=32 * MIB)
+    asked = asyncio.Event()
+
+    async def nothing() -> AsyncIterator[bytes]:
+        asked.set()
+        await asyncio.sleep(10 * PATIENCE_SECONDS)
+        yield b""
+
+    def slow(*_: object) -> Any:
+        return nothing()
+
+    sources = [Source("pi-zero", slow)]
+    fetching = asyncio.create_task(fragments.prefetch("sha256:" + "0" * 64, sources))
+    await asked.wait()
+    assert fragments.ledger.moving > 0
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await fragments.load(other.digest, 32 * MIB, [])
+    with pytest.raises(OverBudget, match="is not fetched now: a load needs"):
+        await fetching
+    assert fragments.ledger.moving == 0
+    await leave(fragments, other)
 
 
 async def test_text_has_its_place_while_a_load_waits(

@@ -381,6 +381,7 @@ class Fragments:
                 case Load.ALREADY_THERE:
                     return False
                 case Load.POSTPONED:
+                    self.opening.end_prefetches()
                     await self._change()
                 case MakeRoom(size=size):
                     await self.spilling.make_room(size)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.fragment_making import MadeFragment, dense_model, write_fragment
+from agent.fragment_making import MadeFragment, dense_model, table_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS
 from shoal_agent.cache.fetching import Source
 from shoal_agent.execution.values import Made
@@ -57,6 +57,26 @@ async def test_what_a_batch_leaves_in_the_heap_does_not_fail_a_load(
     assert fragments.ledger.moving > 0
     rest = fragments.ledger.budget - fragments.ledger.fragments
     assert (await fragments.load(other.digest, rest, [])).resident_bytes == rest
+    await leave(fragments, made, other)
+
+
+async def test_rows_that_gather_while_a_load_waits_do_not_take_its_place(
+    tmp_path: Path, make: Make, other: MadeFragment
+) -> None:
+    """It waits for a batch of which the outputs are still on their way."""
+    made = write_fragment(tmp_path, table_model(rows=49152), 20 * MIB, batched=True)
+    fragments = make(budget=96 * MIB)
+    await fragments.load(made.digest, 20 * MIB, [])
+    items = [{"x": np.arange(2048) + 2048 * number} for number in range(24)]
+    result = await fragments.run(made.digest, items[0])
+    fragments.batches.note(made.digest, items[0], result.outputs)
+    assert len(fragments.batches.choose(made.digest, items[:2])) == 2
+    loading = asyncio.create_task(fragments.load(other.digest, 76 * MIB, []))
+    await asyncio.sleep(0.05)
+    for item in items:
+        await fragments.run(made.digest, item)
+    fragments.batches.settled(2)
+    assert (await loading).resident_bytes == 76 * MIB
     await leave(fragments, made, other)
 
 

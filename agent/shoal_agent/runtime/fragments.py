@@ -73,7 +73,7 @@ class Fragments:
         )
         self._evicting: set[asyncio.Task[None]] = set()
         self._measured: set[str] = set()
-        self._gathered = GatheredRows(ledger, processor, runtime, make_room)
+        self._gathered = GatheredRows(ledger, processor, runtime, self.buffers)
         self.light = LightRuns(ledger, processor, self.opening, self._measured, self._gathered)
         self._held: Counter[str] = Counter()
         self._changed = asyncio.Event()

@@ -121,6 +121,11 @@ class Buffers:
         else:
             self.leave(lease.size)
 
+    @property
+    def yields(self) -> bool:
+        """Whether a load asks for memory."""
+        return self._yields
+
     @contextmanager
     def yielding(self) -> Iterator[None]:
         """A load asks for memory: until it has its place nothing else comes, or it might wait for

@@ -110,7 +110,7 @@ class Agent:
             threads=self._threads,
             limit_bytes=settings.budget,
             free=lambda: ledger.free,
-            held=lambda: ledger.reserved + ledger.moving,
+            held=lambda: ledger.activations,
         ).result()
         self.fragments = Fragments(
             ledger=ledger,

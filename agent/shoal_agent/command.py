@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from shoal_agent.allowed_threads import TooFewThreads, check_threads
 from shoal_agent.cache.owning import CacheInUse, owned
 from shoal_agent.installation import install
 from shoal_agent.runtime import huge_pages
@@ -38,9 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # numpy's linear algebra is not used: no threads for it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
+        check_threads(settings.threads)
         with owned(settings.cache):
             asyncio.run(_run(settings))
-    except (AddressRefused, CacheInUse, OSError) as error:
+    except (AddressRefused, CacheInUse, TooFewThreads, OSError) as error:
         print(visible(f"shoal agent: {error}"), file=sys.stderr)
         return 2 if _is_of_options(error) else 1
     return 0
@@ -56,7 +58,8 @@ def _allow_open_files() -> None:
 
 def _is_of_options(error: Exception) -> bool:
     """Whether the same options would give the same error, until somebody changes something."""
-    return isinstance(error, AddressRefused) or getattr(error, "errno", None) in _UNUSABLE
+    is_refused = isinstance(error, (AddressRefused, TooFewThreads))
+    return is_refused or getattr(error, "errno", None) in _UNUSABLE
 
 
 async def _run(settings: Settings) -> None:

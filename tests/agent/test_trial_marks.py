@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,23 +19,24 @@ PARENT = 17
 A = MarkedTrial("sha256:a", as_cut=False, granted_bytes=24 * MIB, budget_bytes=64 * MIB)
 B = A._replace(digest="sha256:b")
 PROBE = Path(__file__).with_name("ended_trial_probe.py")
-
-
-def end_in_a_trial(
-    path: Path, trial: MarkedTrial, parent: int = PARENT, *, as_work: bool = False
-) -> None:
-    """A process that is ended so."""
-    child = os.fork()
-    if not child:
-        with TrialMarks(path, parent).running(trial) as goes_on:
-            if as_work:
-                goes_on()
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
+Marks = Callable[[Path], TrialMarks]
 
 
 def next_process(path: Path) -> TrialMarks:
     return TrialMarks(path, PARENT)
+
+
+def end_in_a_trial(
+    path: Path, trial: MarkedTrial, marks: Marks = next_process, *, as_work: bool = False
+) -> None:
+    """A process that is ended so."""
+    child = os.fork()
+    if not child:
+        with marks(path).running(trial) as goes_on:
+            if as_work:
+                goes_on()
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
 
 
 def test_the_process_after_the_one_that_was_ended_knows_of_it(tmp_path: Path) -> None:
@@ -91,8 +94,19 @@ def test_what_has_ended_a_process_as_work_runs_may_be_tried_otherwise(tmp_path: 
 def test_who_was_ended_together_with_its_parent_was_ended_by_that(tmp_path: Path) -> None:
     """As the agents of `shoal run`, when that is killed and run again."""
     path = tmp_path / "trial.json"
-    end_in_a_trial(path, A, parent=PARENT + 1)
+    end_in_a_trial(path, A, partial(TrialMarks, parent=PARENT + 1))
     assert not next_process(path).ended_its_process(A)
+
+
+def test_who_was_ended_before_the_machine_began_again_was_switched_off(tmp_path: Path) -> None:
+    """As the agent of a board whose power fails. A service, or a container, has the same parent."""
+    path, boot = tmp_path / "trial.json", tmp_path / "boot_id"
+    boot.write_text("one\n")
+    end_in_a_trial(path, A, partial(TrialMarks, parent=PARENT, boot=boot))
+    boot.write_text("other\n")
+    assert not TrialMarks(path, PARENT, boot).ended_its_process(A)
+    end_in_a_trial(path, A, partial(TrialMarks, parent=PARENT, boot=boot))
+    assert TrialMarks(path, PARENT, boot).ended_its_process(A)
 
 
 def test_who_was_ended_long_ago_may_have_been_switched_off(

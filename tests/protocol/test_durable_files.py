@@ -1,11 +1,13 @@
 """A file that is replaced is the old one or the new one, also where the disk has no room."""
 
+import errno
 import os
 import resource
 import stat
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,22 @@ def test_a_full_disk_is_said_with_the_file_that_it_has_no_room_for() -> None:
         write_named(Path("/dev/full"), b"x" * 100)
     assert full.value.filename == "/dev/full"
     assert is_disk_full(full.value)
+
+
+@pytest.mark.parametrize(("code", "is_written"), [(errno.EINVAL, True), (errno.EIO, False)])
+def test_a_file_is_written_also_where_the_file_system_syncs_no_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, *, is_written: bool
+) -> None:
+    """As on some shared folders of virtual machines, and of networks."""
+    sync = os.fsync
+
+    def of_files(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    raises = nullcontext() if is_written else pytest.raises(OSError, match=os.strerror(code))
+    with raises:
+        replace_file(tmp_path / "speed.json", b"{}")
+    assert (tmp_path / "speed.json").read_bytes() == b"{}"

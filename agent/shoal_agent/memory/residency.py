@@ -15,7 +15,8 @@ under `single`, resident and in flight together are one fragment at most.
 Fragments come before activations: an activation has another place to be (the disk), a fragment has
 not. A load that would fit but for the reserved bytes makes room first: so many bytes of activations
 are to be spilled, then it is asked for again. What moves cannot be spilled, but ends soon: a load
-that would fit but for that is postponed, and nothing else comes until it has its place.
+that would fit but for that is postponed. In both cases nothing else comes until it has its place,
+but for text, which has no other place (`transport.buffers`).
 
 The ledger holds what is so, not what is hoped for: spilled bytes are subtracted when they are on
 disk (`return_space`). Where something that has happened leaves too little room for what waits in
@@ -85,6 +86,11 @@ class Ledger:
     def occupied(self) -> Bytes:
         """Bytes of fragments, and of the agent itself: neither can be spilled, nor ends soon."""
         return Bytes(self.fragments + self.grown)
+
+    @property
+    def activations(self) -> Bytes:
+        """Bytes of activations, of those that wait and of those that move."""
+        return Bytes(self.reserved + self.moving)
 
     @property
     def free_for_fragments(self) -> Bytes:

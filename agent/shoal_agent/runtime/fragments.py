@@ -73,7 +73,7 @@ class Fragments:
         )
         self._evicting: set[asyncio.Task[None]] = set()
         self._measured: set[str] = set()
-        self._gathered = GatheredRows(ledger, processor, runtime, make_room)
+        self._gathered = GatheredRows(ledger, processor, runtime, self.buffers)
         self.light = LightRuns(ledger, processor, self.opening, self._measured, self._gathered)
         self._held: Counter[str] = Counter()
         self._changed = asyncio.Event()
@@ -98,7 +98,8 @@ class Fragments:
         started, used = perf_counter(), process_time()
         while True:
             async with self._turn:
-                admitted = digest not in self._loading and await self._admit(digest, need_bytes)
+                with self.buffers.yielding():
+                    admitted = digest not in self._loading and await self._admit(digest, need_bytes)
             if admitted:
                 break
             if digest in self.ledger.resident:
@@ -169,7 +170,7 @@ class Fragments:
         self.ledger.note_run(digest, result.compute_seconds)
         if self._terms(digest) != terms:
             return result  # what it took was right when it began, and says nothing of the next run
-        beside = max(before, self._activations)
+        beside = max(before, self.ledger.activations)
         over = result.peak_bytes > self.ledger.budget
         if known and over:
             self._counters.over_budget += 1
@@ -191,7 +192,7 @@ class Fragments:
         if digest not in self.ledger.resident:
             raise NotResident(f"{short(digest)} is not resident")
         results = await self.batches.run(digest, items)
-        await self._gathered.check(digest, results[0].peak_bytes - self._activations)
+        await self._gathered.check(digest, results[0].peak_bytes - self.ledger.activations)
         return results
 
     async def _run(self, digest: str, tensors: Mapping[str, Array]) -> tuple[RunResult, int]:
@@ -204,12 +205,13 @@ class Fragments:
         known = partial(self.processor.run, digest, tensors, is_known=is_known)
         run = partial(known, is_tried=is_known and trial is not None, is_larger=is_larger)
         while True:
+            await self.buffers.let_loads_first()
             limit, free, measured = self.ledger.budget, self.ledger.free, digest in self._measured
             if trial is not None and is_larger:
                 limit = limit_of_larger(trial, size, limit)
             # What such a run may take, nothing that comes meanwhile may have.
             held = 0 if is_known and not is_larger else self.buffers.make_room(self.ledger.budget)
-            beside = self._activations
+            beside = self.ledger.activations
             try:
                 with nothing_arrives(self.ledger, held):
                     return await run(limit, planned_bytes=limit - free, measured=measured), beside
@@ -313,14 +315,14 @@ class Fragments:
 
     # ---- the activations' share --------------------------------------------------------------
 
-    def request_space(self, size: int) -> bool:
-        return self.buffers.request_space(size) or self._take_back()
+    def request_space(self, size: int, *, text: bool = False) -> bool:
+        return self.buffers.request_space(size, text=text) or self._take_back()
 
     def return_space(self, size: int) -> None:
         self.ledger.return_space(size)
 
-    def request_move(self, size: int) -> bool:
-        return self.buffers.request_move(size) or self._take_back()
+    def request_move(self, size: int, *, text: bool = False) -> bool:
+        return self.buffers.request_move(size, text=text) or self._take_back()
 
     def _take_back(self) -> bool:
         """Something finds no room: what was lent is free again, soon."""
@@ -356,11 +358,6 @@ class Fragments:
 
     # ---- inside ------------------------------------------------------------------------------
 
-    @property
-    def _activations(self) -> Bytes:
-        """Of all tasks, in memory."""
-        return Bytes(self.ledger.reserved + self.ledger.moving)
-
     async def _change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
@@ -384,8 +381,8 @@ class Fragments:
                 case Load.ALREADY_THERE:
                     return False
                 case Load.POSTPONED:
-                    with self.buffers.yielding():
-                        await self._change()
+                    self.opening.end_prefetches()
+                    await self._change()
                 case MakeRoom(size=size):
                     await self.spilling.make_room(size)
                 case Reclaim(grants=grants):

@@ -4,11 +4,10 @@ A fragment with a table is reckoned with by the rows that one item reads. Where 
 may stay, since they would have to be read again; the ledger says how much.
 """
 
-from collections.abc import Callable
-
 from shoal_agent.memory.residency import Ledger
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.processor import Processor
+from shoal_agent.transport.buffers import Buffers
 from shoal_protocol.units import Bytes
 
 
@@ -20,11 +19,10 @@ class GatheredRows:
         ledger: Ledger,
         processor: Processor,
         runtime: Runtime,
-        make_room: Callable[[int], int],
+        buffers: Buffers,
     ) -> None:
-        """`make_room` frees what waits for activations, if less than so much is free."""
         self._ledger = ledger
-        self._make_room = make_room
+        self._buffers = buffers
         self._processor = processor
         self._runtime = runtime
         self._planned: dict[str, Bytes] = {}
@@ -54,8 +52,10 @@ class GatheredRows:
         most = self._runtime.table_bytes(digest) - (reckoned - planned)
         if most <= 0:
             return True  # it is reckoned with all that it has: what is more is not its rows
+        if self._buffers.yields:
+            return False  # a load has just had all rows dropped
         size = Bytes(min(excess, most))
-        self._make_room(self._ledger.budget)
+        self._buffers.make_room(self._ledger.budget)
         grown = self._ledger.grow(digest, size, planned)
         if grown:
             self._planned[digest] = planned

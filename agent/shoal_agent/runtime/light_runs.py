@@ -65,7 +65,7 @@ class LightRuns:
         for _ in passed.outputs:
             self._ledger.note_run(digest, passed.seconds)
         if self._processor.gathers(digest):
-            beside = self._ledger.reserved + self._ledger.moving
+            beside = self._ledger.activations
             await self._gathered.check(digest, peak_bytes - beside)
 
     def _is_known(self, digest: str) -> bool:

@@ -21,6 +21,7 @@ from shoal_agent.memory.trials import Trial, is_worth_a_trial, need_of_stopped, 
 from shoal_agent.runtime.blocks import GrantTooSmall
 from shoal_agent.runtime.described import description
 from shoal_agent.runtime.failures import MORE_OR_SMALLER, Exceeded, OverBudget
+from shoal_agent.runtime.in_background import begin
 from shoal_agent.runtime.largest_inputs import Tried, unplanned_inputs
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.preparation import Preparation
@@ -116,6 +117,7 @@ class Opening:
         self._ran: dict[str, Trial] = {}
         self._unknown: dict[str, Mapping[str, tuple[int, ...] | None]] = {}
         self._bounded: set[str] = set()
+        self._prefetching: set[asyncio.Task[Fetched]] = set()
         self._marks = TrialMarks(cache.folder.with_name(_MARK))
 
     async def prefetch(
@@ -126,17 +128,29 @@ class Opening:
         end_move: Callable[[int], None],
     ) -> Fetched:
         """Bring a fragment into the cache, where there is room for what gRPC receives ahead
-        meanwhile: nothing else is granted for it. Raises as `open` does."""
+        meanwhile: nothing else is granted for it, and it ends where a load needs that
+        (`end_prefetches`). Raises as `open` does."""
         if digest in self._cache:
             return Fetched(0, 0.0)
         if not request_move(FETCH_BYTES):
             need, have = format_apart(FETCH_BYTES, self._ledger.free)
             reason = f"{short(digest)} is not fetched now: needs {need} on its way, have {have}"
             raise OverBudget(FETCH_BYTES, self._ledger.free, reason)
+        fetching = begin(self._fetcher.fetch_ahead(digest, sources), self._prefetching)
+        fetching.add_done_callback(lambda _: end_move(FETCH_BYTES))
         try:
-            return await self._fetcher.fetch_ahead(digest, sources)
+            await asyncio.wait((fetching,))
         finally:
-            end_move(FETCH_BYTES)
+            fetching.cancel()
+        if fetching.cancelled():
+            reason = f"{short(digest)} is not fetched now: a load needs the memory"
+            raise OverBudget(FETCH_BYTES, self._ledger.free, reason)
+        return fetching.result()
+
+    def end_prefetches(self) -> None:
+        """A load waits for memory: what is fetched ahead may take minutes, and can come later."""
+        for fetching in self._prefetching:
+            fetching.cancel()
 
     async def open(self, digest: str, granted_bytes: int, sources: Sequence[Source]) -> Opened:
         """Raises `OverBudget`, `FragmentUnavailable`, `FragmentDamaged`, `CacheFull`,
@@ -248,12 +262,12 @@ class Opening:
                 tried = Tried(taken_bytes=ledger.budget + 1, stopped=True, prepared=whole)
                 known = self._note(key, tried, Bytes(0))
             else:
-                before, coming = ledger.reserved + ledger.moving, ledger.moving
+                before, coming = ledger.activations, ledger.moving
                 with nothing_arrives(ledger, ledger.free):
                     curve, tried = await self._processor.call(
                         self._try_marked, mark, *arguments, ledger.budget, coming
                     )
-                left = Bytes(max(0, before - ledger.reserved - ledger.moving))
+                left = Bytes(max(0, before - ledger.activations))
                 known = self._note(key, tried, left)
         except GrantTooSmall as error:
             reason = f"{short(digest)} {error}"

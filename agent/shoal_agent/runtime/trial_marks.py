@@ -6,7 +6,8 @@ for as long as a trial runs. The process that begins and finds one takes that fr
 than there is, in the form that was tried. Where another form ends it as well, the next one knows of
 both. One that has passed with what there is of the arena, and has ended its process with all of it,
 is tried with that only. The process after it tries all again, and so does one that was started by
-another parent, or that finds an old mark: who made it was ended with its parent, or switched off.
+another parent or since the machine was, or that finds an old mark: who made it was ended with its
+parent, or switched off. (The first process of a container, or of a machine, has always the same.)
 """
 
 import json
@@ -21,6 +22,7 @@ _LASTS_SECONDS: Final = 600.0
 _NOISE_BYTES: Final = 512 << 10
 """What two processes measure of the same differs by less."""
 _MOST: Final = 16
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class MarkedTrial(NamedTuple):
@@ -46,11 +48,15 @@ class MarkedTrial(NamedTuple):
 class TrialMarks:
     """One trial runs at a time."""
 
-    def __init__(self, path: Path, parent: int | None = None) -> None:
+    def __init__(self, path: Path, parent: int | None = None, boot: Path = _BOOT) -> None:
         """`path` is a file of this agent's. What it says is taken from it. `parent` starts this
-        process, and starts it again when it has ended (None: who does)."""
+        process, and starts it again when it has ended (None: who does). `boot` says since when the
+        machine has run, as an id."""
         self._path = path
         self._parent = os.getppid() if parent is None else parent
+        self._boot = ""
+        with suppress(OSError):
+            self._boot = boot.read_text().strip()
         self._ended = self._read()
         self._write(None)
 
@@ -77,14 +83,15 @@ class TrialMarks:
             part = self._path.with_suffix(".part")
             with open(part, "w", encoding="utf-8", opener=_open_no_link) as file:
                 trials = [*self._ended, trial][-_MOST:]
-                json.dump({"trials": trials, "began": time(), "parent": self._parent}, file)
+                mark = {"trials": trials, "began": time()}
+                json.dump(mark | {"parent": self._parent, "boot": self._boot}, file)
             part.replace(self._path)
 
     def _read(self) -> tuple[MarkedTrial, ...]:
         with suppress(OSError, ValueError, KeyError, TypeError):
             mark = json.loads(self._path.read_bytes())
             is_new = 0 <= time() - float(mark["began"]) < _LASTS_SECONDS
-            if is_new and mark["parent"] == self._parent:
+            if is_new and (mark["parent"], mark["boot"]) == (self._parent, self._boot):
                 return tuple(
                     MarkedTrial(str(digest), bool(as_cut), int(granted), int(budget), bool(as_work))
                     for digest, as_cut, granted, budget, as_work in mark["trials"]

@@ -55,9 +55,9 @@ _NUMBERS: Final = count(1)
 class Space(Protocol):
     """The ledger's share for activations (`Fragments`)."""
 
-    def request_space(self, size: int) -> bool: ...
+    def request_space(self, size: int, *, text: bool = False) -> bool: ...
     def return_space(self, size: int) -> None: ...
-    def request_move(self, size: int) -> bool: ...
+    def request_move(self, size: int, *, text: bool = False) -> bool: ...
     def end_move(self, size: int) -> None: ...
     def begin_move(self, size: int) -> None: ...
     def arrive(self, size: int) -> None: ...
@@ -81,6 +81,11 @@ class _Stored:
     writing: bool = False
     lent: int = 0
     dropped: bool = False
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What of the granted bytes is there to wait: that may be spilled."""
+        return 0 if self.dropped or self.lent else self.granted
 
 
 class StoreBuffer:
@@ -179,7 +184,7 @@ class ActivationStore:
         beside = scratch_bytes + received_frame_bytes(decoded_bytes)
         # Text cannot leave memory, so it may have what there is without its frames.
         for granted in (decoded_bytes + beside, decoded_bytes)[: 2 if text_bytes else 1]:
-            if self._space.request_move(granted):
+            if self._space.request_move(granted, text=text_bytes > 0):
                 self.held_bytes += decoded_bytes
                 return StoreBuffer(self, self._space, decoded_bytes, granted, None)
         self._check_text(text_bytes)
@@ -269,8 +274,7 @@ class ActivationStore:
         if stored.file is not None:
             _release_pages(stored.mapping)
         elif not stored.granted and stored.size and not stored.writing:
-            request = self._space.request_move if stored.lent else self._space.request_space
-            if request(stored.size):
+            if self._request_for(stored)(stored.size):
                 stored.granted = stored.size
             else:
                 await self._spill_or_drop(key, stored)
@@ -291,20 +295,19 @@ class ActivationStore:
         Raises `SpillFull` where only a part of them, or none, could be: that part is returned.
         """
         freed, why = 0, "what is left in memory is text, or on its way"
-        for stored, granted in [(each, each.granted) for each in self._stored.values()]:
+        waiting = [(each, each.granted) for each in self._stored.values() if not each.lent]
+        for stored, granted in waiting:
             if freed >= size:
                 return
-            if stored.dropped:
-                freed += granted  # while another was written
-                continue
-            if not stored.granted or stored.lent or stored.file is not None or stored.writing:
-                continue
             try:
-                freed += await self._spill(stored)
+                if stored.waiting_bytes and stored.file is None and not stored.writing:
+                    await self._spill(stored)
             except SpillFull:
                 why = MORE_DISK  # a smaller one may have a place
             except OSError as error:
                 raise SpillFull(size, freed, str(error)) from error
+            # While this or another was written, a task may have begun with it, or it was dropped.
+            freed += granted - stored.waiting_bytes
         if freed < size:
             raise SpillFull(size, freed, why)
 
@@ -312,7 +315,7 @@ class ActivationStore:
         """Find a place outside of memory for tensors that were not granted any."""
         text = _text_bytes(stored.tensors)
         try:
-            if text and self._space.request_space(text):
+            if text and self._request_for(stored)(text, text=True):
                 stored.granted = text
             else:
                 self._check_text(text, stored)
@@ -322,36 +325,38 @@ class ActivationStore:
                 self.drop([key])
             raise
 
-    async def _spill(self, stored: _Stored) -> int:
-        """Write to a file and replace the arrays by views of its mapping; the bytes that the ledger
-        has got back. Nothing has changed where that fails."""
+    async def _spill(self, stored: _Stored) -> None:
+        """Write to a file and replace the arrays by views of its mapping; the ledger gets back what
+        these had. Nothing has changed where that fails."""
         arrays = {name: array for name, array in stored.tensors.items() if array.dtype != object}
         if not arrays:
-            return 0
+            return
         self._check_disk(stored.size)
-        path = self._path()
+        text, path = _text_bytes(stored.tensors), self._path()
         self.spilled_bytes += stored.size
         stored.writing = True
         written = False
         try:
             mapping, views = await in_thread(_write, path, arrays)
             # What was granted moves while it is lent, so it is not the ledger's to have back.
-            written = not stored.dropped and not (stored.lent and stored.granted)
+            written = not stored.dropped and not (stored.lent and stored.granted > text)
         finally:
             stored.writing = False
             if not written:
                 self.spilled_bytes -= stored.size
                 _remove(path)
         if not written:
-            return 0
+            return
         stored.file, stored.mapping, stored.lease = path, mapping, None
         stored.tensors.update(views)
-        text = _text_bytes(stored.tensors)
         gone = max(0, stored.granted - text)
         stored.granted -= gone
         self._space.return_space(gone)
         self.buffers.give_back()  # of the heap as well: its room was wanted
-        return gone
+
+    def _request_for(self, stored: _Stored) -> Callable[..., bool]:
+        """How to ask for room for what is here without."""
+        return self._space.request_move if stored.lent else self._space.request_space
 
     def _check_text(self, size: int, own: _Stored | None = None) -> None:
         """Raise `SpillFull` for more text than may be kept without a share of the budget."""

@@ -23,6 +23,7 @@ small ones.
 belongs to that thread.
 """
 
+import asyncio
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -104,7 +105,7 @@ class Buffers:
         """What lies there was dropped, and does not count any more: let the memory wait, where
         nobody else wants the space. It leaves the oldest no room."""
         most = self._most
-        if lease.size > min(most, self._ledger.spare + self.waiting_bytes):
+        if self._yields or lease.size > min(most, self._ledger.spare + self.waiting_bytes):
             self.leave(lease.size)
             return
         while self._waiting and (
@@ -120,28 +121,41 @@ class Buffers:
         else:
             self.leave(lease.size)
 
+    @property
+    def yields(self) -> bool:
+        """Whether a load asks for memory."""
+        return self._yields
+
     @contextmanager
     def yielding(self) -> Iterator[None]:
-        """A load waits for what moves: nothing else comes meanwhile, or it might wait for ever,
-        since something always moves where a device is busy."""
+        """A load asks for memory: until it has its place nothing else comes, or it might wait for
+        ever, since something always moves or waits where a device is busy; nor does memory wait
+        here that leaves meanwhile."""
         self._yields = True
         try:
             yield
         finally:
             self._yields = False
 
-    def request_move(self, size: int) -> bool:
-        """Ask for a move: what others have left in the heap is for it."""
+    async def let_loads_first(self) -> None:
+        """A run may be about to have all that is free, as the last one had: a load that waits looks
+        first whether there is room now."""
         if self._yields:
+            await asyncio.sleep(0)
+
+    def request_move(self, size: int, *, text: bool = False) -> bool:
+        """Ask for a move: what others have left in the heap is for it. `text` has no other place,
+        so it waits for no load."""
+        if self._yields and not text:
             return False
         if self._filled(size):
             self._ledger.begin_move(size)
             return True
         return self._asked(self._ledger.request_move, size)
 
-    def request_space(self, size: int) -> bool:
+    def request_space(self, size: int, *, text: bool = False) -> bool:
         """Ask for an activation, as for a move."""
-        if self._yields:
+        if self._yields and not text:
             return False
         return self._filled(size) or self._asked(self._ledger.request_space, size)
 
@@ -154,7 +168,7 @@ class Buffers:
         """So much was freed that does not count any more. It may be in the heap still: it waits,
         where nobody else wants the space, or goes back to the kernel, what is small together."""
         is_little = self.holes_bytes + size <= self._most and size <= self._ledger.spare
-        if is_little and self._ledger.request_space(size):
+        if is_little and not self._yields and self._ledger.request_space(size):
             self.holes_bytes += size
             return
         self._uncounted_bytes += size

@@ -24,6 +24,7 @@ from shoal_coordinator.dispatch.services import (
     awaits_homes,
     can_host,
     end_preemption,
+    has_shrunk_just_now,
     impossible,
     of_fragment,
     record_failure,
@@ -296,12 +297,17 @@ def _learn_need(device: Device, loading: Loading, least: Bytes, failure: Failure
 
 
 def _out_of_tries(state: State, service: Service) -> Failure | None:
-    """The last failure, when every device that could load it has tried often enough."""
+    """The last failure, when every device that could load it has tried often enough, and none that
+    cannot just now may do so soon."""
     if service.servers or service.loading or awaits_homes(state, service):
         return None
     last: Failure | None = None
     for device in state.devices.values():
-        if device.draining or size_on(device, service) > device.memory.budget:
+        if device.draining:
+            continue
+        if size_on(device, service) > device.memory.budget:
+            if has_shrunk_just_now(state, device):
+                return None
             continue
         avoided = device.health.backoffs.get(service.digest)
         if avoided is None or avoided.failures_in_a_row < state.limits.load_tries:

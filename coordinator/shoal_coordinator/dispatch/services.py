@@ -192,11 +192,10 @@ def _may_come(state: State, job: Job, service: Service) -> bool:
     return young and any(name not in state.tallies for name in service.homes)
 
 
-def _has_shrunk_just_now(state: State) -> bool:
-    """Whether a device has a smaller budget, and has not had it for long."""
-    since = state.now - state.limits.homes_grace
-    times = (device.health.shrunk_at for device in state.devices.values())
-    return any(each is not None and each > since for each in times)
+def has_shrunk_just_now(state: State, device: Device) -> bool:
+    """Whether a device has a smaller budget, and has not had it for long: it may be back soon."""
+    at = device.health.shrunk_at
+    return at is not None and at > state.now - state.limits.homes_grace
 
 
 def _needs(state: State, service: Service) -> Iterator[tuple[int, Bytes]]:
@@ -207,9 +206,9 @@ def _needs(state: State, service: Service) -> Iterator[tuple[int, Bytes]]:
 
 
 def impossible(state: State, job: Job) -> Failure | None:
-    """Fragments larger than every budget known: what the first would need, and what each has. A
-    budget that has just become smaller may be back in a moment: nothing is concluded from it."""
-    if not state.devices or _has_shrunk_just_now(state):
+    """Fragments larger than every budget known: what the first would need, and what each has."""
+    devices = state.devices.values()
+    if not devices or any(has_shrunk_just_now(state, device) for device in devices):
         return None
     failures: list[Failure] = []
     for queue in job.queues:

@@ -30,11 +30,14 @@ def lost(table: Table, tasks: list[Execute]) -> list[Instruction]:
     return given
 
 
-def live(table: Table, seconds: int) -> None:
-    """Time passes, and the device says that it is there."""
+def live(table: Table, seconds: int) -> list[Instruction]:
+    """Time passes, and the devices say that they are there."""
+    given: list[Instruction] = []
     for _ in range(seconds):
-        table.measure("d1")
-        table.wait(1000)
+        for device in table.state.devices:
+            table.measure(device)
+        given += table.wait(1000)
+    return given
 
 
 def test_a_fragment_that_runs_in_less_stays_and_others_have_no_more_than_there_is() -> None:
@@ -107,6 +110,31 @@ def test_a_load_that_a_budget_has_no_room_for_ends_its_job_where_the_budget_stay
     failure = table.all(FinishJob)[0].failure
     assert failure is not None
     assert (failure.need, failure.have) == (30 * MIB, 20 * MIB)
+
+
+def test_a_job_does_not_end_by_another_device_while_a_budget_is_small_for_a_moment() -> None:
+    table = Table(GRACE)
+    tasks = working(table)
+    given = table.join("d2", 64)
+    for seconds in (1, 1, 2, 4, 8, 16, 29):  # it has failed often, and tries again after a while
+        table.fail(only(given, Load), FailureKind.RUNTIME)
+        given = live(table, seconds)
+    table.change_budget("d1", 20)
+    lost(table, tasks)
+    assert table.fail(only(live(table, 2), Load), FailureKind.RUNTIME) == []
+    assert table.all(FinishJob) == []
+    assert only(table.change_budget("d1", 64), Load).device == "d1"
+
+
+def test_a_job_ends_by_another_device_where_the_budget_of_its_own_stays_small() -> None:
+    table = Table(GRACE)
+    tasks = working(table)
+    given = table.join("d2", 64) + table.change_budget("d1", 20) + lost(table, tasks)
+    while not (ended := some(given, FinishJob)):
+        given = table.fail(only(given, Load), FailureKind.RUNTIME)
+        given += live(table, 0 if some(given, FinishJob) else 30)
+    assert ended[0].failure is not None
+    assert ended[0].failure.kind is FailureKind.RUNTIME
 
 
 def test_a_job_that_comes_while_a_budget_is_small_for_a_moment_waits_for_it() -> None:

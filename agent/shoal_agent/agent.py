@@ -359,7 +359,7 @@ class Agent:
 
     async def _rehearse(self) -> None:
         """See `rehearsal`. The coordinator is connected after it, so that this is warm too."""
-        drop_library_pages()
+        await in_thread(drop_library_pages, recached=not self.settings.exit_with_parent)
         try:
             await self.fragments.processor.call(self._runtime.rehearse)
         except RuntimeFailed as error:

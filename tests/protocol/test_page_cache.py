@@ -1,6 +1,9 @@
 """Files that come to a device, or leave it, take no memory of its group."""
 
+import mmap
 import os
+import subprocess
+import sys
 from errno import ENOSPC
 from pathlib import Path
 
@@ -9,7 +12,11 @@ import pytest
 from cached_pages import cached_bytes, need_a_disk
 from shoal_agent.transport.serving import _uncached
 from shoal_protocol.files import file_frames
-from shoal_protocol.page_cache import PASSING_BYTES
+from shoal_protocol.page_cache import (
+    PASSING_BYTES,
+    cache_libraries_in_small_pages,
+    in_large_pieces,
+)
 from shoal_protocol.transfers import PartialFile
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
@@ -66,3 +73,61 @@ def test_a_file_that_is_sent_to_a_peer_leaves_memory(tmp_path: Path) -> None:
             sent += len(frame)
     assert sent > SIZE
     assert cached_bytes(path) < MIB
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A library as pip writes it."""
+    need_a_disk(tmp_path)
+    path = tmp_path / "library.so"
+    with path.open("wb", buffering=0) as file:
+        for _ in range(16):
+            file.write(os.urandom(MIB))
+    if not in_large_pieces([path]):
+        pytest.skip("this kernel, or this file system, maps no large pieces: Linux 6.18 does")
+    return path
+
+
+def test_a_library_that_was_just_installed_is_read_again_in_small_pages(installed: Path) -> None:
+    content = installed.read_bytes()
+    with installed.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as held:
+        assert held[:] == content, "all of it is in this process's memory"
+    assert cache_libraries_in_small_pages([installed]) == [str(installed)]
+    assert in_large_pieces([installed]) == []
+    assert cached_bytes(installed) == len(content)
+    assert installed.read_bytes() == content
+    assert cache_libraries_in_small_pages([installed]) == []
+
+
+def test_a_library_that_this_process_runs_is_read_again_too(installed: Path) -> None:
+    with (
+        installed.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) as mapped,
+    ):
+        content = mapped[:]
+        cache_libraries_in_small_pages([installed])
+        assert in_large_pieces([installed]) == []
+        assert mapped[:] == content
+
+
+def test_a_library_that_another_process_runs_stays_as_it_is(installed: Path) -> None:
+    program = (
+        "import mmap, sys; file = open(sys.argv[1], 'rb')\n"
+        "held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
+        "print(len(held[:]), flush=True); input()"
+    )
+    command = [sys.executable, "-c", program, str(installed)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline()
+        cache_libraries_in_small_pages([installed])
+        assert in_large_pieces([installed]) == [str(installed)]
+        other.communicate("\n")
+
+
+def test_what_is_no_library_or_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    small = tmp_path / "small.so"
+    small.write_bytes(b"1")
+    assert cache_libraries_in_small_pages([small, tmp_path / "none.so", tmp_path]) == []

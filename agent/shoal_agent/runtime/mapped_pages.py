@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
-from shoal_protocol.page_cache import cache_in_small_pages, uncache
+from shoal_protocol.page_cache import uncache
 
 READ_AHEAD_BYTES: Final = 8 << 20
 """What the kernel may hold for a process that reads a file in huge pages: those that it reads ahead
@@ -271,16 +271,6 @@ def touch_in_huge_pages(pages: PageRange) -> None:
 def touch_in_small_pages(pages: PageRange) -> None:
     """Have it come page by page, as most memory does."""
     _madvise(pages, _MADV_NOHUGEPAGE)
-
-
-def read_in_small_pages(path: Path) -> None:
-    """Bring a file into the page cache in the smallest pages: with one that is read, the kernel
-    maps as much as it has cached in one piece. Raises `OSError`."""
-    with path.open("rb", buffering=0) as file:
-        uncache(file.fileno())
-        cache_in_small_pages(file)
-        while file.read(_PIECE_BYTES):
-            pass
 
 
 def read_in_huge_pages(path: Path) -> None:

@@ -22,11 +22,12 @@ from typing import Final
 import onnxruntime
 
 from shoal_agent.cache.folders import PREPARED_FOLDER, file_digest
-from shoal_agent.runtime.mapped_pages import read_in_huge_pages, read_in_small_pages
+from shoal_agent.runtime.mapped_pages import read_in_huge_pages
 from shoal_agent.runtime.prepare_child import MANIFEST
 from shoal_agent.runtime.recipes import PREPARED, PREPARED_UNPACKED, Recipe
 from shoal_protocol.digests import from_hexadecimal
 from shoal_protocol.manifest import MODEL, WEIGHTS
+from shoal_protocol.page_cache import read_in_small_pages
 
 _VERSION: Final = "10"
 """Another one for other options in `recipes`, other sessions' bytes, or another manifest."""

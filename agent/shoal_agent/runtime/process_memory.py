@@ -32,9 +32,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from shoal_agent.runtime.library_files import library_files
 from shoal_agent.runtime.library_pages import LibraryPages, drop_unused_tables
 from shoal_agent.runtime.mapped_pages import REMOVED, PageRange, drop
 from shoal_protocol.heap_reserve import HEAP_RESERVE_BYTES
+from shoal_protocol.page_cache import cache_libraries_in_small_pages
 
 _STATUS_BYTES: Final = 8192
 _FIELDS: Final = re.compile(rb"^Vm(HWM|RSS):\s+(\d+) kB", re.MULTILINE)
@@ -315,13 +317,16 @@ def trim() -> None:
         _MALLOC_TRIM(0)
 
 
-def drop_library_pages() -> None:
+def drop_library_pages(*, recached: bool = False) -> None:
     """Let go of the library pages that are in memory: those still needed come back when used.
 
-    What is dropped is on disk, unchanged, and mostly in the page cache still.
+    What is dropped is on disk, unchanged, and mostly in the page cache still; `recached`: in small
+    pages, also where it was just installed.
     """
     drop(_library_mappings())
     drop_unused_tables()
+    if recached:
+        cache_libraries_in_small_pages(library_files())
 
 
 def clean_pages(paths: Iterable[Path]) -> list[PageRange]:

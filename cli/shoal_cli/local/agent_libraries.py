@@ -6,6 +6,9 @@ has room for its budget, not for the code of ONNX Runtime: the kernel takes the 
 as they are read from the disk, and a run takes a hundred times as long. So this process, which is
 in no group of an agent, brings them there, and keeps them mapped: what is mapped is the last to be
 taken back.
+
+They are to be there in small pages. What was just installed is not, and then an agent takes more
+for the code that it runs than its floor reserves.
 """
 
 import mmap
@@ -38,10 +41,11 @@ class HeldFiles:
 
 def hold_libraries() -> HeldFiles:
     """Hold those that agents load; reads them from the disk where they are in no page cache."""
-    return HeldFiles(_libraries())
+    return HeldFiles(agent_libraries())
 
 
-def _libraries() -> Iterator[Path]:
+def agent_libraries() -> Iterator[Path]:
+    """Those that agents load."""
     for package in _PACKAGES:
         spec = find_spec(package)
         for folder in [] if spec is None else spec.submodule_search_locations or []:

@@ -15,7 +15,7 @@ import grpc.aio
 
 from shoal_api.kinds import DevicePool
 from shoal_api.kinds.device_pool import LocalDevice
-from shoal_cli.local.agent_libraries import HeldFiles, hold_libraries
+from shoal_cli.local.agent_libraries import HeldFiles, agent_libraries, hold_libraries
 from shoal_cli.local.cgroups import DeviceGroup, Enforce, Pressure, RunGroups
 from shoal_cli.local.planned_jobs import PlannedJob, device_report
 from shoal_cli.local.report import DeviceReport, JobReport
@@ -28,6 +28,7 @@ from shoal_cli.local.workspace import Workspace
 from shoal_protocol.channels import open_channel
 from shoal_protocol.heap_reserve import HEAP_RESERVE_BYTES
 from shoal_protocol.interpreter import module_command
+from shoal_protocol.page_cache import cache_libraries_in_small_pages
 from shoal_protocol.threads import in_thread
 from shoal_protocol.units import counted, format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -160,6 +161,7 @@ class PoolRun:
 
     async def start(self) -> None:
         """Start the coordinator and the agents."""
+        await in_thread(cache_libraries_in_small_pages, agent_libraries())
         if self.groups is not None:
             self._libraries = await in_thread(hold_libraries)
         await self.supervisor.start(self._coordinator_spec())

@@ -23,17 +23,17 @@ from shoal_compiler.gathering import Tables
 from shoal_compiler.graph import Graph
 from shoal_compiler.halves import halves_of, made_of, made_of_bytes, neighbours
 from shoal_compiler.order import choose_order, roles
-from shoal_compiler.safety import (
-    CheckedModel,
-    bits_of,
-    byte_size,
-    dtype_name,
-    element_count,
-)
+from shoal_compiler.safety import CheckedModel, byte_size, element_count
 from shoal_compiler.shaped import Shaped
 from shoal_compiler.shapes import Shapes, infer
 from shoal_compiler.single_precision import with_single
-from shoal_compiler.tensor_types import MADE_UP_AXIS, Axes, axes_of
+from shoal_compiler.tensor_types import (
+    MADE_UP_AXIS,
+    Axes,
+    axes_of,
+    bits_of,
+    dtype_name,
+)
 from shoal_compiler.work import Setting, works
 from shoal_compiler.workspaces import workspace
 from shoal_planner.profile import Halves, NodeProfile, Profile, Role, TensorProfile

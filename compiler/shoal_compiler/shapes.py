@@ -20,9 +20,9 @@ from onnx import helper, numpy_helper
 
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph
+from shoal_compiler.nodes import integer_of, is_standard, subgraphs
 from shoal_compiler.own_operators import outputs_of
 from shoal_compiler.runtime_sizes import rank_by_length, sizes_as_run, values_as_run
-from shoal_compiler.safety import integer_of, is_standard, subgraphs
 from shoal_compiler.tensor_types import (
     Axes,
     axes_of,

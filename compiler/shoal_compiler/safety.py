@@ -27,7 +27,10 @@ from shoal_compiler.wire import INLINE, MAX_INITIALIZERS, MAX_NODES, read_skelet
 
 DOMAINS: Final = ("ai.onnx", "ai.onnx.ml", "com.microsoft")
 OLDEST_OPSET: Final = 7
-"""ONNX Runtime promises no older ones."""
+NEWEST_OPSET: Final = 26
+NEWEST_IR_VERSION: Final = 13
+"""What ONNX Runtime opens: it promises no older operator sets, and refuses newer ones, which onnx
+has, and gives a model whose maker names none."""
 MAX_ARITY: Final = 4096
 MAX_RANK: Final = 64
 MAX_GRAPH_DEPTH: Final = 16
@@ -110,7 +113,7 @@ def open_model(path: Path) -> CheckedModel:
         raise ModelRefused("is not an ONNX model", path=path) from error
     if not proto.HasField("graph") or not proto.graph.output:
         raise ModelRefused("is not an ONNX model: it has no graph with outputs", path=path)
-    _check_opsets(proto)
+    _check_versions(proto)
     _check_functions(proto)
     check = _Check(folder=path.parent, inline_bytes=path.stat().st_size, external={})
     functions = set(map(function_of, proto.functions))
@@ -147,21 +150,25 @@ def byte_size(tensor: onnx.TensorProto) -> int:
     return (element_count(tensor) * bits + 7) // 8
 
 
-def _check_opsets(proto: onnx.ModelProto) -> None:
+def _check_versions(proto: onnx.ModelProto) -> None:
+    if proto.ir_version > NEWEST_IR_VERSION:
+        raise ModelRefused(
+            f"has IR version {proto.ir_version}; ONNX Runtime takes up to {NEWEST_IR_VERSION} "
+            f"(set ir_version = {NEWEST_IR_VERSION} in the model and save it)"
+        )
     versions: dict[str, int] = {}
     for each in proto.opset_import:
         domain = each.domain or "ai.onnx"
         if (known := versions.setdefault(domain, each.version)) != each.version:
             text = f"imports two operator sets of {domain}: {known} and {each.version}"
             raise ModelRefused(text)
-    newest = onnx.defs.onnx_opset_version()
     opset = versions.get("ai.onnx", 1)
     if "ai.onnx" not in versions and versions:
         return  # a graph of other domains only
-    if not OLDEST_OPSET <= opset <= newest:
+    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
         raise ModelRefused(
-            f"uses opset {opset}; Shoal takes {OLDEST_OPSET} to {newest}"
-            + (" (onnx.version_converter can raise it)" if opset < OLDEST_OPSET else "")
+            f"uses opset {opset}; ONNX Runtime takes {OLDEST_OPSET} to {NEWEST_OPSET} "
+            f"(onnx.version_converter can {'raise' if opset < OLDEST_OPSET else 'lower'} it)"
         )
 
 

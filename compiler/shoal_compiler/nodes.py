@@ -60,5 +60,7 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def node_label(node: onnx.NodeProto, index: int) -> str:
-    """How messages call a node: names need not be there, nor be unique."""
-    return f"{node.name or '#' + str(index)} ({node.op_type})"
+    """How messages call a node: by its name, which need not be there, nor be unique; else by what
+    it gives, which is the same in every form of a model, as its place is not."""
+    called = node.name or next(filter(None, node.output), f"#{index}")
+    return f"{called} ({node.op_type})"

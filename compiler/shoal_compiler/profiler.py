@@ -319,14 +319,14 @@ class Profiler:
                     return ""
                 return f"tensors of type {dtype_name(data_type)} are not sent"
             case value:
-                return f"it is a {str(value).removesuffix('_type')}, not a tensor"
+                return f"it is of type {str(value).removesuffix('_type')}, not a tensor"
 
     def _declared(self, value: onnx.ValueInfoProto) -> TensorSpec:
         """A model's input or output as the model declares it, or as inferred where it does not."""
         if not value.type.HasField("tensor_type") and value.type.WhichOneof("value"):
             kind = str(value.type.WhichOneof("value")).removesuffix("_type")
             raise ModelRefused(
-                f"is an input or output that is a {kind}, and only tensors can be sent: "
+                f"is an input or output of type {kind}, and only tensors can be sent: "
                 f"{remedy(value.type)}",
                 tensor=value.name,
             )

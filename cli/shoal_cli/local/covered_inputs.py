@@ -50,7 +50,8 @@ def suit_inputs(order: CutOrder, model: "Source", base: Base | None = None) -> S
     try:
         suited = suited_to(order, model, inputs, envelopes[-1])
     except PreparationRefused as error:
-        hint = rows_as_items(specs, inputs, envelopes[-1])
+        needs = error.need_bytes is not None  # else it is no matter of how large items are
+        hint = rows_as_items(specs, inputs, envelopes[-1]) if needs else ""
         return _as_many(order, model, inputs, envelopes, error, hint)
     if order.left_out:
         note = _beyond(order, inputs.beyond(envelopes[-1]), _OUTGROWN)

@@ -42,7 +42,7 @@ def plan(
     layers: plan_options.LayerProfile,
     items: plan_options.PlanItems = None,
     work: plan_options.PlanWork = None,
-    form: options.Output = options.Format.TEXT,
+    form: plan_options.Output = plan_options.Format.TEXT,
     svg: plan_options.PlanPicture = None,
 ) -> None:
     """Print which devices would serve which fragments, and why the alternatives lost.

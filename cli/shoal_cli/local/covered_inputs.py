@@ -10,7 +10,6 @@ from shoal_cli.local.cut_search import (
     PreparationRefused,
     Suited,
     Unplaceable,
-    is_free,
     suited_as_it_is,
     suited_to,
     weighed,
@@ -107,7 +106,7 @@ def _smaller_first(
     """Where the cut `of_most`, for all of these, is one whose fragments take turns, or leaves no
     room for other items, and most inputs are smaller: one for as many as devices hold at once.
     Where that saves too little, the other."""
-    if not order.smaller_first or order.seen or not is_free(order) or len(envelopes) == 1:
+    if not order.smaller_first or order.seen or not order.is_free or len(envelopes) == 1:
         return of_most
     of_most, slow = weighed(order, of_most)
     if not isinstance(slow, Plan) or is_at_once(slow):

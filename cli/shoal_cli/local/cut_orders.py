@@ -51,6 +51,11 @@ class CutOrder:
     follows: bool = False
 
     @property
+    def is_free(self) -> bool:
+        """Whether it is left to us where to cut."""
+        return not (self.tensors or self.fragments or self.max_bytes or self.pinned)
+
+    @property
     def goal(self) -> Goal:
         """What cuts and plans of it are to make small."""
         return Goal(self.objective, self.items)

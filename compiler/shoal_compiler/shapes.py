@@ -227,7 +227,9 @@ def _concrete_inputs(
         )
         if not fits or any(size < 0 for size in sizes):
             raise ModelRefused(
-                f"cannot have the shape {list(sizes)}: the graph says {list(axes)}", tensor=name
+                f"cannot have the shape {list(sizes)}: the model takes "
+                f"[{', '.join('?' if axis is None else str(axis) for axis in axes)}]",
+                tensor=name,
             )
         known[name] = _tensor_type(known[name].tensor_type.elem_type, tuple(sizes))
     return known

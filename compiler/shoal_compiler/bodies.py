@@ -11,9 +11,10 @@ from math import prod
 import onnx
 from onnx import helper
 
-from shoal_compiler.safety import all_nodes, bits_of, integer_of, subgraphs
+from shoal_compiler.nodes import all_nodes, integer_of, subgraphs
 from shoal_compiler.shaped import Dims, Shaped
 from shoal_compiler.shapes import INFERENCE_FAILS
+from shoal_compiler.tensor_types import bits_of
 from shoal_compiler.workspaces import workspace
 
 TypeOf = Callable[[str], onnx.TypeProto | None]

@@ -29,9 +29,9 @@ from shoal_compiler.graph import (
     read_names,
     rename,
 )
+from shoal_compiler.nodes import is_standard, subgraphs
 from shoal_compiler.order import file_order, roles
 from shoal_compiler.parting import unlike
-from shoal_compiler.safety import is_standard, subgraphs
 from shoal_compiler.wire import LARGE
 from shoal_planner.profile import Role
 

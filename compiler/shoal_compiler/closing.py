@@ -13,7 +13,7 @@ from onnx import helper
 from shoal_compiler.branches import BRANCHES, bodies
 from shoal_compiler.graph import Graph, read_names, rename
 from shoal_compiler.parting import unlike
-from shoal_compiler.safety import bits_of
+from shoal_compiler.tensor_types import bits_of
 from shoal_protocol.partition import TensorSpec
 
 

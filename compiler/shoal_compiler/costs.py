@@ -10,7 +10,7 @@ from typing import Final
 
 import onnx
 
-from shoal_compiler.safety import integer_of, subgraphs
+from shoal_compiler.nodes import integer_of, subgraphs
 from shoal_compiler.shaped import Shaped, Unknown
 from shoal_protocol.row_readers import ROW_READERS
 
@@ -98,7 +98,7 @@ def _recurrent(gates: int) -> Callable[[Shaped], int]:
 
 def _einsum(shaped: Shaped) -> int:
     """One multiplication and addition for each combination of indices."""
-    equation = next(each.s.decode() for each in shaped.node.attribute if each.name == "equation")
+    equation = shaped.text("equation")
     terms = equation.replace(" ", "").split("->")[0].split(",")
     sizes: dict[str, int] = {}
     for term, operand in zip(terms, range(len(terms)), strict=True):

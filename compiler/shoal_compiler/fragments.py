@@ -18,7 +18,7 @@ import onnx
 from shoal_compiler.blocks import Blocks, dequantises
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Weight
-from shoal_compiler.safety import dtype_name
+from shoal_compiler.tensor_types import dtype_name
 from shoal_compiler.weight_files import Place, Sources, WeightFile
 from shoal_protocol.blocks import blocks_as_json, joins_as_json, least_bytes
 from shoal_protocol.digests import Digest, digest_of

@@ -8,7 +8,8 @@ import onnx
 from onnx import inliner
 
 from shoal_compiler.errors import ModelRefused
-from shoal_compiler.safety import all_nodes, called_by, function_of, node_label
+from shoal_compiler.nodes import all_nodes, node_label
+from shoal_compiler.safety import called_by, function_of
 from shoal_compiler.trees import check_trees
 
 _Name = tuple[str, str]

@@ -19,8 +19,8 @@ import onnx
 from shoal_compiler.costs import WINDOW_BYTES
 from shoal_compiler.graph import Graph
 from shoal_compiler.models import PieceModel
+from shoal_compiler.nodes import all_nodes, gathers_rows, is_standard
 from shoal_compiler.order import CHEAP
-from shoal_compiler.safety import all_nodes, integer_of, is_standard
 from shoal_planner.pieces import Piece
 from shoal_planner.profile import NodeProfile, Profile, Role
 from shoal_protocol.blocks import Gathered
@@ -45,14 +45,14 @@ class Tables:
         nodes = list(all_nodes(graph.nodes))
         self._readers = Counter(name for node in nodes for name in node.input)
         self._readers.update(each.name for each in graph.outputs)
-        self._gathered = Counter(node.input[0] for node in graph.nodes if _gathers(node))
+        self._gathered = Counter(node.input[0] for node in graph.nodes if gathers_rows(node))
 
     def gathered_bytes(self, index: int, touched_bytes: int, made_bytes: int | None) -> int:
         """Memory for the rows that the node `index` reads, `made_bytes`, while a device reads them
         itself; 0: it had better not, for the windows around them, `touched_bytes`, are little more,
         or it is not known in time which they are."""
         node = self._graph.nodes[index]
-        if not _gathers(node) or made_bytes is None or self._roles[index] is not Role.COMPUTE:
+        if not gathers_rows(node) or made_bytes is None or self._roles[index] is not Role.COMPUTE:
             return 0
         table = self._graph.weights.get(node.input[0])
         if table is None or not _has_whole_bytes(table.tensor) or table.bytes == 0:
@@ -90,10 +90,6 @@ class Tables:
     def _weight_bytes(self, name: str) -> int:
         weight = self._graph.weights.get(name)
         return 0 if weight is None else weight.bytes
-
-
-def _gathers(node: onnx.NodeProto) -> bool:
-    return is_standard(node, "Gather") and integer_of(node, "axis", 0) == 0
 
 
 def _has_whole_bytes(table: onnx.TensorProto) -> bool:

@@ -19,16 +19,8 @@ from onnx import numpy_helper
 
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.functions import written_out
-from shoal_compiler.safety import (
-    CheckedModel,
-    Range,
-    all_nodes,
-    byte_size,
-    is_standard,
-    node_label,
-    subgraphs,
-    tensors_of,
-)
+from shoal_compiler.nodes import all_nodes, is_standard, node_label, subgraphs, tensors_of
+from shoal_compiler.safety import CheckedModel, Range, byte_size
 from shoal_compiler.wire import LARGE
 
 MIN_IR_VERSION: Final = 4

@@ -13,7 +13,7 @@ from typing import Any, Final
 import onnx
 from onnx import TensorProto
 
-from shoal_compiler.safety import integer_of, subgraphs
+from shoal_compiler.nodes import integer_of, subgraphs
 from shoal_compiler.shaped import Shaped, Unknown
 from shoal_compiler.workspaces.workspace import FLOAT_BYTES
 from shoal_planner.half_forms import ONE_NODE

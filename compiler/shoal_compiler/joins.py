@@ -11,7 +11,7 @@ from typing import Final
 import onnx
 
 from shoal_compiler.graph import Graph
-from shoal_compiler.safety import integer_of, is_standard
+from shoal_compiler.nodes import integer_of, is_standard
 from shoal_planner.pieces import Piece
 from shoal_planner.profile import NodeProfile, Profile, Role
 from shoal_protocol.blocks import Join

@@ -6,6 +6,7 @@ from typing import Final
 
 import onnx
 
+from shoal_compiler.nodes import text_of
 from shoal_compiler.parting import Parting
 
 _REST: Final = "..."
@@ -25,8 +26,7 @@ def labelled(node: onnx.NodeProto, parting: Parting, most_bytes: int) -> Labelle
     """How a product is parted whose weight is over some size; None: it cannot be.
     Of several axes the first is taken that makes parts small enough, since it is read in one
     piece, else the longest."""
-    equation = next((each.s.decode() for each in node.attribute if each.name == "equation"), "")
-    left, arrow, result = equation.replace(" ", "").partition("->")
+    left, arrow, result = text_of(node, "equation").replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(node.input) or len(terms) < 2 or (_REST in left and not arrow):
         return None

@@ -13,8 +13,8 @@ from typing import Final
 import onnx
 
 from shoal_compiler.labels import labelled
+from shoal_compiler.nodes import integer_of, is_standard
 from shoal_compiler.parting import Constant, Parting
-from shoal_compiler.safety import integer_of, is_standard
 
 CHANNELS: Final = 32
 """Parts have a multiple of so many channels where they can: the widest kernels' steps, and whole

@@ -7,7 +7,7 @@ import onnx
 
 from shoal_compiler.closing import closed
 from shoal_compiler.graph import MIN_IR_VERSION, Graph
-from shoal_compiler.safety import all_nodes
+from shoal_compiler.nodes import all_nodes
 from shoal_compiler.single_precision import in_single
 from shoal_compiler.weight_files import Place
 from shoal_planner.pieces import Piece

@@ -14,7 +14,7 @@ import onnx
 
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph
-from shoal_compiler.safety import subgraphs
+from shoal_compiler.nodes import subgraphs
 from shoal_compiler.wire import LARGE
 from shoal_planner.profile import Role
 

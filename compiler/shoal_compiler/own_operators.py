@@ -13,7 +13,8 @@ from typing import Final
 import onnx
 from onnx import helper
 
-from shoal_compiler.safety import MAX_ELEMENTS, integer_of
+from shoal_compiler.nodes import integer_of, integers_of
+from shoal_compiler.safety import MAX_ELEMENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ def _attention(past: int) -> _Sizes:
 
     def sizes(reads: _Reads) -> Sequence[Dims | None]:
         (batch, length, _), heads = reads.dims(0), reads.integer("num_heads")
-        widths = next((a.ints for a in reads.node.attribute if a.name == "qkv_hidden_sizes"), ())
+        widths = integers_of(reads.node, "qkv_hidden_sizes")
         width = widths[2] if widths else reads.dims(1)[1] // 3
         cached = reads.dims(past)[3] if reads.has(past) else 0
         cached += 0 if reads.integer("past_present_share_buffer") else length

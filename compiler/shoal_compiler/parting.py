@@ -15,9 +15,11 @@ import onnx
 from onnx import numpy_helper
 
 from shoal_compiler.graph import Graph, Weight
-from shoal_compiler.safety import Range, all_nodes, bits_of, integer_of, is_standard
+from shoal_compiler.nodes import all_nodes, integer_of, integers_of, is_standard
+from shoal_compiler.safety import Range
 from shoal_compiler.shaped import Dims
 from shoal_compiler.shapes import Shapes
+from shoal_compiler.tensor_types import bits_of
 
 _MAKERS: Final = ("QuantizeLinear", "DequantizeLinear", "Cast", "Transpose")
 _MOST_MAKERS: Final = 4
@@ -241,8 +243,7 @@ def _order(maker: onnx.NodeProto, rank: int) -> Sequence[int]:
     """The axes of what a maker reads in the order that they have in what it makes."""
     if maker.op_type != "Transpose":
         return range(rank)
-    order = next((each.ints for each in maker.attribute if each.name == "perm"), ())
-    return list(order) or range(rank)[::-1]
+    return integers_of(maker, "perm") or range(rank)[::-1]
 
 
 def _axis_before(constant: Constant, axis: int) -> int:

@@ -18,8 +18,8 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from shoal_compiler.graph import Graph, Weight, live
+from shoal_compiler.nodes import integer_of, integers_of, is_standard
 from shoal_compiler.parting import has_whole_bytes, part_of
-from shoal_compiler.safety import integer_of, is_standard
 
 LEAST_BYTES: Final = 1 << 20
 """Of a stack for which that is worth a change."""
@@ -146,7 +146,7 @@ def _said(node: onnx.NodeProto, name: str, weights: Mapping[str, Weight]) -> lis
     """Integers that an attribute says in old opsets, and the second input in newer ones."""
     if len(node.input) > 1:
         return _integers(weights, node.input[1])
-    return next((list(each.ints) for each in node.attribute if each.name == name), None)
+    return integers_of(node, name) or None
 
 
 def _integers(weights: Mapping[str, Weight], name: str) -> list[int] | None:

@@ -23,17 +23,17 @@ from shoal_compiler.gathering import Tables
 from shoal_compiler.graph import Graph
 from shoal_compiler.halves import halves_of, made_of, made_of_bytes, neighbours
 from shoal_compiler.order import choose_order, roles
-from shoal_compiler.safety import (
-    CheckedModel,
-    bits_of,
-    byte_size,
-    dtype_name,
-    element_count,
-)
+from shoal_compiler.safety import CheckedModel, byte_size, element_count
 from shoal_compiler.shaped import Shaped
 from shoal_compiler.shapes import Shapes, infer
 from shoal_compiler.single_precision import with_single
-from shoal_compiler.tensor_types import MADE_UP_AXIS, Axes, axes_of
+from shoal_compiler.tensor_types import (
+    MADE_UP_AXIS,
+    Axes,
+    axes_of,
+    bits_of,
+    dtype_name,
+)
 from shoal_compiler.work import Setting, works
 from shoal_compiler.workspaces import workspace
 from shoal_planner.profile import Halves, NodeProfile, Profile, Role, TensorProfile
@@ -319,14 +319,14 @@ class Profiler:
                     return ""
                 return f"tensors of type {dtype_name(data_type)} are not sent"
             case value:
-                return f"it is a {str(value).removesuffix('_type')}, not a tensor"
+                return f"it is of type {str(value).removesuffix('_type')}, not a tensor"
 
     def _declared(self, value: onnx.ValueInfoProto) -> TensorSpec:
         """A model's input or output as the model declares it, or as inferred where it does not."""
         if not value.type.HasField("tensor_type") and value.type.WhichOneof("value"):
             kind = str(value.type.WhichOneof("value")).removesuffix("_type")
             raise ModelRefused(
-                f"is an input or output that is a {kind}, and only tensors can be sent: "
+                f"is an input or output of type {kind}, and only tensors can be sent: "
                 f"{remedy(value.type)}",
                 tensor=value.name,
             )

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from shoal_compiler.safety import MAX_ELEMENTS, integer_of
+from shoal_compiler.nodes import attribute_of, integer_of, integers_of
+from shoal_compiler.safety import MAX_ELEMENTS
 from shoal_compiler.tensor_types import Axes, axes_of
 
 _SHAPES: Final = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1}
@@ -77,9 +78,9 @@ def rank_by_length(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) ->
 def _scaled(node: onnx.NodeProto, axes: Axes, values: Values) -> Mapping[int, int]:
     """It multiplies in single precision, and rounds down: 10 by 1.3 is 13, not 12."""
     name = _input(node, 2 if node.op_type == "Resize" and len(node.input) > 2 else 1)
-    given = values[name] if name else _attribute(node, "scales").floats
+    given = values[name] if name else attribute_of(node, "scales").floats
     scales = np.asarray(given, np.float32)
-    places = [each % len(axes) for each in _integers(node, "axes")] or range(len(axes))
+    places = [each % len(axes) for each in integers_of(node, "axes")] or range(len(axes))
     if len(places) != len(scales):
         return {}
     sizes = {place: axes[place] for place in places}
@@ -121,12 +122,12 @@ class _Window:
 
 def _pooled(node: onnx.NodeProto, axes: Axes, values: Values) -> Mapping[int, int]:
     del values
-    kernel = _integers(node, "kernel_shape")
+    kernel = integers_of(node, "kernel_shape")
     strides, dilations = (
-        _integers(node, name) or [1] * len(kernel) for name in ("strides", "dilations")
+        integers_of(node, name) or [1] * len(kernel) for name in ("strides", "dilations")
     )
-    pads = _integers(node, "pads") or [0] * 2 * len(kernel)
-    mode = _attribute(node, "auto_pad").s
+    pads = integers_of(node, "pads") or [0] * 2 * len(kernel)
+    mode = attribute_of(node, "auto_pad").s
     found = {}
     for place, size in enumerate(axes[2:]):
         if isinstance(size, int):
@@ -145,10 +146,10 @@ def _pooled(node: onnx.NodeProto, axes: Axes, values: Values) -> Mapping[int, in
 def _transposed(node: onnx.NodeProto, axes: Axes, values: Values) -> Mapping[int, int]:
     """Where the padding follows from sizes, `output_padding` adds nothing beyond the strides."""
     del values
-    mode = _attribute(node, "auto_pad").s
-    if mode not in (b"SAME_UPPER", b"SAME_LOWER") or _integers(node, "output_shape"):
+    mode = attribute_of(node, "auto_pad").s
+    if mode not in (b"SAME_UPPER", b"SAME_LOWER") or integers_of(node, "output_shape"):
         return {}
-    strides = _integers(node, "strides") or [1] * len(axes[2:])
+    strides = integers_of(node, "strides") or [1] * len(axes[2:])
     sizes = zip(axes[2:], strides, strict=True)
     return {
         place: size * stride
@@ -176,15 +177,6 @@ def _input(node: onnx.NodeProto, place: int) -> str:
 
 def _axes(types: Mapping[str, onnx.TypeProto], name: str) -> Axes | None:
     return axes_of(types[name]) if name in types else None
-
-
-def _attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto:
-    """An attribute; one without a value where the node has none."""
-    return next((each for each in node.attribute if each.name == name), onnx.AttributeProto())
-
-
-def _integers(node: onnx.NodeProto, name: str) -> list[int]:
-    return list(_attribute(node, name).ints)
 
 
 _RULES: Final[Mapping[str, Callable[[onnx.NodeProto, Axes, Values], Mapping[int, int]]]] = {

@@ -20,12 +20,17 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from shoal_compiler.errors import ModelRefused
+from shoal_compiler.nodes import all_nodes, node_label, subgraphs, tensors_of
+from shoal_compiler.tensor_types import BITS, bits_of
 from shoal_compiler.trees import check_trees
 from shoal_compiler.wire import INLINE, MAX_INITIALIZERS, MAX_NODES, read_skeleton
 
 DOMAINS: Final = ("ai.onnx", "ai.onnx.ml", "com.microsoft")
 OLDEST_OPSET: Final = 7
-"""ONNX Runtime promises no older ones."""
+NEWEST_OPSET: Final = 26
+NEWEST_IR_VERSION: Final = 13
+"""What ONNX Runtime opens: it promises no older operator sets, and refuses newer ones, which onnx
+has, and gives a model whose maker names none."""
 MAX_ARITY: Final = 4096
 MAX_RANK: Final = 64
 MAX_GRAPH_DEPTH: Final = 16
@@ -35,22 +40,6 @@ FunctionName = tuple[str, str, str]
 """Domain, name and overload."""
 
 _TYPE = onnx.TensorProto
-_BITS: Final[dict[int, int]] = {
-    _TYPE.FLOAT6E2M3: 6,
-    _TYPE.FLOAT6E3M2: 6,
-    _TYPE.UINT4: 4,
-    _TYPE.INT4: 4,
-    _TYPE.FLOAT4E2M1: 4,
-    _TYPE.UINT2: 2,
-    _TYPE.INT2: 2,
-    **dict.fromkeys((_TYPE.UINT8, _TYPE.INT8, _TYPE.BOOL), 8),
-    **dict.fromkeys((_TYPE.FLOAT8E4M3FN, _TYPE.FLOAT8E4M3FNUZ, _TYPE.FLOAT8E5M2), 8),
-    **dict.fromkeys((_TYPE.FLOAT8E5M2FNUZ, _TYPE.FLOAT8E8M0), 8),
-    **dict.fromkeys((_TYPE.UINT16, _TYPE.INT16, _TYPE.FLOAT16, _TYPE.BFLOAT16), 16),
-    **dict.fromkeys((_TYPE.FLOAT, _TYPE.INT32, _TYPE.UINT32), 32),
-    **dict.fromkeys((_TYPE.DOUBLE, _TYPE.INT64, _TYPE.UINT64, _TYPE.COMPLEX64), 64),
-    _TYPE.COMPLEX128: 128,
-}
 _NOT_TAKEN: Final = "\0\\:"
 """In paths of external data: on some system or other they lead elsewhere."""
 _DECIMAL = re.compile(r"[0-9]{1,18}")
@@ -124,7 +113,7 @@ def open_model(path: Path) -> CheckedModel:
         raise ModelRefused("is not an ONNX model", path=path) from error
     if not proto.HasField("graph") or not proto.graph.output:
         raise ModelRefused("is not an ONNX model: it has no graph with outputs", path=path)
-    _check_opsets(proto)
+    _check_versions(proto)
     _check_functions(proto)
     check = _Check(folder=path.parent, inline_bytes=path.stat().st_size, external={})
     functions = set(map(function_of, proto.functions))
@@ -151,18 +140,6 @@ def element_count(tensor: onnx.TensorProto) -> int:
     return count
 
 
-def bits_of(data_type: int) -> int | None:
-    """Bits of one element; None for strings, and for unknown types."""
-    return _BITS.get(data_type)
-
-
-def dtype_name(data_type: int) -> str:
-    """ONNX's name of an element type, in lower case."""
-    if data_type not in onnx.TensorProto.DataType.values():
-        return "undefined"
-    return onnx.TensorProto.DataType.Name(onnx.TensorProto.DataType.ValueType(data_type)).lower()
-
-
 def byte_size(tensor: onnx.TensorProto) -> int:
     """Bytes of the tensor's contents, from shape and type; a string counts its own length."""
     if tensor.data_type == _TYPE.STRING:
@@ -173,21 +150,25 @@ def byte_size(tensor: onnx.TensorProto) -> int:
     return (element_count(tensor) * bits + 7) // 8
 
 
-def _check_opsets(proto: onnx.ModelProto) -> None:
+def _check_versions(proto: onnx.ModelProto) -> None:
+    if proto.ir_version > NEWEST_IR_VERSION:
+        raise ModelRefused(
+            f"has IR version {proto.ir_version}; ONNX Runtime takes up to {NEWEST_IR_VERSION} "
+            f"(set ir_version = {NEWEST_IR_VERSION} in the model and save it)"
+        )
     versions: dict[str, int] = {}
     for each in proto.opset_import:
         domain = each.domain or "ai.onnx"
         if (known := versions.setdefault(domain, each.version)) != each.version:
             text = f"imports two operator sets of {domain}: {known} and {each.version}"
             raise ModelRefused(text)
-    newest = onnx.defs.onnx_opset_version()
     opset = versions.get("ai.onnx", 1)
     if "ai.onnx" not in versions and versions:
         return  # a graph of other domains only
-    if not OLDEST_OPSET <= opset <= newest:
+    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
         raise ModelRefused(
-            f"uses opset {opset}; Shoal takes {OLDEST_OPSET} to {newest}"
-            + (" (onnx.version_converter can raise it)" if opset < OLDEST_OPSET else "")
+            f"uses opset {opset}; ONNX Runtime takes {OLDEST_OPSET} to {NEWEST_OPSET} "
+            f"(onnx.version_converter can {'raise' if opset < OLDEST_OPSET else 'lower'} it)"
         )
 
 
@@ -244,22 +225,6 @@ def called_by(node: onnx.NodeProto) -> FunctionName:
 def _shown(key: FunctionName) -> str:
     domain, name, overload = key
     return f"{domain}.{name}" + (f":{overload}" if overload else "")
-
-
-def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes and those of their sub-graphs."""
-    for node in nodes:
-        yield node
-        for graph in subgraphs(node):
-            yield from all_nodes(graph.node)
-
-
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs in a node's attributes."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
 
 
 @dataclass(slots=True, kw_only=True)
@@ -368,33 +333,11 @@ class _Check:
             )
 
 
-def is_standard(node: onnx.NodeProto, *operators: str) -> bool:
-    """Whether a node is one of these operators of ONNX itself."""
-    return node.op_type in operators and node.domain in ("", "ai.onnx")
-
-
-def integer_of(node: onnx.NodeProto, name: str, default: int) -> int:
-    """An attribute that is an integer."""
-    return next((each.i for each in node.attribute if each.name == name), default)
-
-
-def tensors_of(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
-    """The tensors in an attribute."""
-    if attribute.HasField("t"):
-        yield attribute.t
-    yield from attribute.tensors
-
-
-def node_label(node: onnx.NodeProto, index: int) -> str:
-    """How messages call a node: names need not be there, nor be unique."""
-    return f"{node.name or '#' + str(index)} ({node.op_type})"
-
-
 def _own_bytes(tensor: onnx.TensorProto) -> int:
     """Bytes that a tensor's own fields hold, once packed as its type says."""
     if tensor.HasField("raw_data"):
         return len(tensor.raw_data)
-    bits = _BITS[tensor.data_type]
+    bits = BITS[tensor.data_type]
     match tensor.data_type:
         case _TYPE.FLOAT | _TYPE.COMPLEX64:
             return len(tensor.float_data) * 4

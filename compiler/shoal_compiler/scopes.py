@@ -13,8 +13,8 @@ from typing import Final
 import onnx
 
 from shoal_compiler.graph import Graph, defined
+from shoal_compiler.nodes import all_nodes, is_standard, subgraphs
 from shoal_compiler.parting import unlike
-from shoal_compiler.safety import all_nodes, is_standard, subgraphs
 
 _CAPTURING: Final = ("If", "Loop", "Scan", "SequenceMap")
 """Those of other sets take models of their own, whose names they know."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from shoal_compiler.safety import integer_of
+from shoal_compiler.nodes import integer_of, integers_of, text_of
 
 Dims = tuple[int, ...]
 
@@ -54,17 +54,13 @@ class Shaped:
         """An attribute that is an integer."""
         return integer_of(self.node, name, default)
 
-    def integers(self, name: str) -> list[int] | None:
-        """An attribute that is a list of integers."""
-        return next((list(each.ints) for each in self.node.attribute if each.name == name), None)
+    def integers(self, name: str) -> list[int]:
+        """An attribute that is a list of integers; empty where there is none."""
+        return integers_of(self.node, name)
 
-    def text(self, name: str, default: str = "") -> str:
-        """An attribute that is text."""
-        return next((e.s.decode() for e in self.node.attribute if e.name == name), default)
-
-    def number(self, name: str) -> float:
-        """An attribute that is a number; 0: it is not there."""
-        return next((each.f for each in self.node.attribute if each.name == name), 0.0)
+    def text(self, name: str) -> str:
+        """An attribute that is text; empty where there is none."""
+        return text_of(self.node, name)
 
 
 def _known(sizes: Sequence[Dims | None], place: int) -> Dims:

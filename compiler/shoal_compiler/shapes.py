@@ -20,9 +20,9 @@ from onnx import helper, numpy_helper
 
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph
+from shoal_compiler.nodes import integer_of, is_standard, subgraphs
 from shoal_compiler.own_operators import outputs_of
 from shoal_compiler.runtime_sizes import rank_by_length, sizes_as_run, values_as_run
-from shoal_compiler.safety import integer_of, is_standard, subgraphs
 from shoal_compiler.tensor_types import (
     Axes,
     axes_of,
@@ -227,7 +227,9 @@ def _concrete_inputs(
         )
         if not fits or any(size < 0 for size in sizes):
             raise ModelRefused(
-                f"cannot have the shape {list(sizes)}: the graph says {list(axes)}", tensor=name
+                f"cannot have the shape {list(sizes)}: the model takes "
+                f"[{', '.join('?' if axis is None else str(axis) for axis in axes)}]",
+                tensor=name,
             )
         known[name] = _tensor_type(known[name].tensor_type.elem_type, tuple(sizes))
     return known

@@ -17,7 +17,8 @@ from onnx import TensorProto, helper
 
 from shoal_compiler.graph import Graph, read_names, rename
 from shoal_compiler.halves import has_kernel
-from shoal_compiler.safety import dtype_name, is_standard, subgraphs
+from shoal_compiler.nodes import is_standard, subgraphs
+from shoal_compiler.tensor_types import dtype_name
 from shoal_compiler.wire import LARGE
 from shoal_planner.half_forms import converted_alone, kept_single, widened_from_halves
 from shoal_planner.pieces import Piece

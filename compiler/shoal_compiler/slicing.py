@@ -40,8 +40,8 @@ from shoal_compiler.costs import tables_of
 from shoal_compiler.directions import in_directions
 from shoal_compiler.graph import Graph, live
 from shoal_compiler.layers import Layer, layer_of
+from shoal_compiler.nodes import is_standard
 from shoal_compiler.parting import KnownShapes, Parting
-from shoal_compiler.safety import is_standard
 
 SLICE_BYTES: Final = (16 << 20, 4 << 20, 1 << 20, 256 << 10)
 """The largest weight of a part: at first, and where devices cannot hold such a part with what it

@@ -15,8 +15,8 @@ import onnx
 from onnx import TensorProto
 
 from shoal_compiler.graph import Graph, live
+from shoal_compiler.nodes import all_nodes, gathers_rows, is_standard
 from shoal_compiler.parting import unlike
-from shoal_compiler.safety import all_nodes, integer_of, is_standard
 
 LEAST_BYTES: Final = 1 << 20
 """Of a table for which that is worth a change."""
@@ -42,7 +42,7 @@ def gather_first(graph: Graph) -> Graph:
         names.add(node.name)
     nodes: list[onnx.NodeProto] = []
     for node in graph.nodes:
-        maker = makers.get(node.input[0]) if _gathers(node) else None
+        maker = makers.get(node.input[0]) if gathers_rows(node) else None
         nodes.extend([node] if maker is None else _rows_first(node, maker, taken, names))
     kept = live(nodes, outputs)
     return replace(graph, nodes=tuple(node for node, each in zip(nodes, kept, strict=True) if each))
@@ -57,10 +57,6 @@ def _is_by_itself(graph: Graph, node: onnx.NodeProto) -> bool:
         return False
     others = (graph.weights.get(name) for name in node.input[1:] if name)
     return all(each is not None and prod(each.tensor.dims) == 1 for each in others)
-
-
-def _gathers(node: onnx.NodeProto) -> bool:
-    return is_standard(node, "Gather") and integer_of(node, "axis", 0) == 0
 
 
 def _rows_first(

@@ -1,15 +1,46 @@
-"""Types of tensors as onnx writes them: what they say of axes, and what of that is to count."""
+"""Types of tensors as onnx writes them: how large elements are, what is said of axes, and what of
+that is to count."""
 
 from copy import deepcopy
 from typing import Final
 
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
+_TYPE = TensorProto
+BITS: Final[dict[int, int]] = {
+    _TYPE.FLOAT6E2M3: 6,
+    _TYPE.FLOAT6E3M2: 6,
+    _TYPE.UINT4: 4,
+    _TYPE.INT4: 4,
+    _TYPE.FLOAT4E2M1: 4,
+    _TYPE.UINT2: 2,
+    _TYPE.INT2: 2,
+    **dict.fromkeys((_TYPE.UINT8, _TYPE.INT8, _TYPE.BOOL), 8),
+    **dict.fromkeys((_TYPE.FLOAT8E4M3FN, _TYPE.FLOAT8E4M3FNUZ, _TYPE.FLOAT8E5M2), 8),
+    **dict.fromkeys((_TYPE.FLOAT8E5M2FNUZ, _TYPE.FLOAT8E8M0), 8),
+    **dict.fromkeys((_TYPE.UINT16, _TYPE.INT16, _TYPE.FLOAT16, _TYPE.BFLOAT16), 16),
+    **dict.fromkeys((_TYPE.FLOAT, _TYPE.INT32, _TYPE.UINT32), 32),
+    **dict.fromkeys((_TYPE.DOUBLE, _TYPE.INT64, _TYPE.UINT64, _TYPE.COMPLEX64), 64),
+    _TYPE.COMPLEX128: 128,
+}
+"""Of an element, by its type."""
 Axes = tuple[int | str | None, ...]
 
 MADE_UP_AXIS: Final = "unk__"
 """How names of axes begin that onnx gives to sizes which follow from no other."""
+
+
+def bits_of(data_type: int) -> int | None:
+    """Bits of one element; None for strings, and for unknown types."""
+    return BITS.get(data_type)
+
+
+def dtype_name(data_type: int) -> str:
+    """ONNX's name of an element type, in lower case."""
+    if data_type not in TensorProto.DataType.values():
+        return "undefined"
+    return TensorProto.DataType.Name(TensorProto.DataType.ValueType(data_type)).lower()
 
 
 def axes_of(kind: onnx.TypeProto) -> Axes | None:

@@ -20,8 +20,8 @@ import onnx
 from onnx import helper
 
 from shoal_compiler.graph import Graph
+from shoal_compiler.nodes import integer_of, integers_of, is_standard, text_of
 from shoal_compiler.parting import KnownShapes, Parting
-from shoal_compiler.safety import integer_of, is_standard
 from shoal_compiler.tensor_types import named
 
 _WEIGHTS: Final = {"ConvInteger": 1, "QLinearConv": 3}
@@ -84,7 +84,7 @@ def _window(
     if weight is None or len(weight.tensor.dims) < _LEAST_AXES or not node.output:
         return None
     kernel, pads = weight.tensor.dims, _pads(node, weight.tensor.dims[2:])
-    strides = _integers(node, "strides") or [1] * len(kernel[2:])
+    strides = integers_of(node, "strides") or [1] * len(kernel[2:])
     output = shapes().sizes.get(node.output[0], ())
     if pads is None or len(output) != len(kernel):
         return None
@@ -96,7 +96,7 @@ def _window(
         each += prod(output[3:]) * kernel[0] * _PRODUCT_BYTES
     if each * length <= most_bytes:
         return None
-    reach = (kernel[2] - 1) * (_integers(node, "dilations") or [1])[0] + 1
+    reach = (kernel[2] - 1) * (integers_of(node, "dilations") or [1])[0] + 1
     length = -(-length // -(-length // max(1, most_bytes // each)))
     length = max(length, -(-reach // strides[0]))  # else windows have most of what they read twice
     if length >= output[2]:
@@ -111,24 +111,20 @@ def _window(
     )
 
 
-def _integers(node: onnx.NodeProto, name: str) -> list[int]:
-    return next((list(each.ints) for each in node.attribute if each.name == name), [])
-
-
 def _pads(node: onnx.NodeProto, kernel: Sequence[int]) -> list[int] | None:
     """What is added before all axes in space and behind them; None: that depends on the input."""
-    how = next((each.s for each in node.attribute if each.name == "auto_pad"), b"NOTSET")
+    how = text_of(node, "auto_pad")
     none = [0] * len(kernel)
-    if how in (b"", b"NOTSET"):
-        return _integers(node, "pads") or none + none
-    if how == b"VALID":
+    if how in ("", "NOTSET"):
+        return integers_of(node, "pads") or none + none
+    if how == "VALID":
         return none + none
-    if any(each > 1 for each in _integers(node, "strides") + _integers(node, "dilations")):
+    if any(each > 1 for each in integers_of(node, "strides") + integers_of(node, "dilations")):
         return None
     more = [size - 1 for size in kernel]
     less = [each // 2 for each in more]
     rest = [each - half for each, half in zip(more, less, strict=True)]
-    return less + rest if how == b"SAME_UPPER" else rest + less
+    return less + rest if how == "SAME_UPPER" else rest + less
 
 
 class _Adding:

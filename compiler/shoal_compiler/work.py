@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_compiler.costs import flops, moves
-from shoal_compiler.safety import integer_of
+from shoal_compiler.nodes import integer_of
 from shoal_compiler.shaped import Dims, Shaped
 from shoal_protocol.partition import Work
 

@@ -121,7 +121,8 @@ class Pool(OfOneProcess):
         `shapes` are the largest of inputs whose sizes the model leaves open, by name. `fragments`:
         how many to cut it into, by default as suits the budgets. `batching`: so many items that
         wait on a device for one fragment may run there at once, where the model computes each by
-        itself; results may differ in the last digits then. Raises `ModelFailed`.
+        itself; results may differ in the last digits then. Raises `ModelFailed`, and `ValueError`
+        for arguments that make no sense.
         """
         loading = self._pool.load(path, shapes=shapes, fragments=fragments, batching=batching)
         return Model(_wait(_submit(loading)))

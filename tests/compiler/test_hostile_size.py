@@ -183,7 +183,7 @@ def test_a_tree_that_would_overflow_the_runtimes_stack_is_refused(
     deep = make(MAX_TREE_DEPTH + 2)
     with pytest.raises(ModelRefused, match="smaller maximum depth") as caught:
         open_model(written(tmp_path, helper.make_graph([deep], "g", [], [VALUE])))
-    assert caught.value.node == f"#0 ({deep.op_type})"
+    assert caught.value.node == f"{deep.output[0]} ({deep.op_type})"
 
 
 def test_a_tree_that_contains_itself_is_refused(tmp_path: Path) -> None:

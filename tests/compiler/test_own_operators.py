@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 from chaining import run_whole
 from made_models import weight
 from shoal_compiler.profile import profile_model
-from shoal_compiler.safety import dtype_name
+from shoal_compiler.tensor_types import dtype_name
 
 Values = npt.NDArray[np.generic]
 BATCH, LENGTH, WIDTH, HEADS, HEAD, PAST = 2, 5, 32, 4, 8, 3

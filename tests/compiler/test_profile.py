@@ -205,7 +205,7 @@ def test_of_tables_of_the_runtimes_own_operators_rows_are_reckoned_too(
         [numpy_helper.from_array(weights[name], name) for name in weights if name in node.input],
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets), tmp_path / "model.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "model.onnx")
     (only,) = profile_model(tmp_path / "model.onnx").nodes
     assert dict(only.touched)["T"] == 8 * (64 << 10)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import onnx
+import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from compiler.cut_everywhere import assert_same_as_whole
 from made_models import TOPOLOGIES, tiny
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.profile import profile_model
-from shoal_compiler.safety import open_model
+from shoal_compiler.safety import NEWEST_IR_VERSION, NEWEST_OPSET, open_model
 from shoal_planner.profile import Profile
 
 CHAIN = TOPOLOGIES["a chain"]
@@ -222,11 +223,26 @@ def test_two_operator_sets_of_one_domain_are_refused(domain: str, tmp_path: Path
     assert reason == "imports two operator sets of ai.onnx: 13 and 17"
 
 
-@pytest.mark.parametrize("opset", range(7, onnx.defs.onnx_opset_version() + 1))
+@pytest.mark.parametrize("opset", range(7, NEWEST_OPSET + 1))
 def test_opsets_from_seven_on_pass(opset: int, tmp_path: Path) -> None:
     model = tiny()
     model.opset_import[0].version = opset
     assert profile_model(written(tmp_path, model)).opset == opset
+
+
+def test_a_model_is_refused_for_its_versions_where_the_runtime_refuses_it(tmp_path: Path) -> None:
+    """onnx writes both versions newer than the runtime opens them, where nobody names others."""
+    model = tiny()
+    for opset in (NEWEST_OPSET, NEWEST_OPSET + 1):
+        for ir_version in (NEWEST_IR_VERSION, NEWEST_IR_VERSION + 1):
+            model.opset_import[0].version, model.ir_version = opset, ir_version
+            path = written(tmp_path, model)
+            try:
+                onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+            except onnxruntime.capi.onnxruntime_pybind11_state.Fail:
+                assert "ONNX Runtime takes" in refusal(path).reason
+            else:
+                assert open_model(path).proto == model
 
 
 def nested(depth: int) -> onnx.GraphProto:

@@ -201,7 +201,7 @@ def test_an_output_that_cannot_be_sent_is_refused_with_what_to_change(
         [helper.make_value_info("y", kind)],
     )
     opsets = [helper.make_opsetid("", 18)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets), tmp_path / "model.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "model.onnx")
     with pytest.raises(ModelRefused, match=remedy) as caught:
         profile_model(tmp_path / "model.onnx")
     assert caught.value.tensor in ("x", "y")

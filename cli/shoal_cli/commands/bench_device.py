@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -35,19 +35,52 @@ EPILOG: Final = (
     "a model that is refused, or a budget in which it cannot run."
 )
 
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
+Budgets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--budget",
+        metavar="SIZE",
+        help="The device's memory above its idle floor; given several times, one after the other. "
+        "[dim]Default: 64Mi[/dim]",
+    ),
+]
+BudgetRange = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FROM..TO",
+        help="Six budgets from one to the other: sizes, [bold]ample[/bold] for all that the model "
+        "needs, [bold]least[/bold] for the smallest that it runs in.",
+    ),
+]
+Inputs = Annotated[
+    Path | None,
+    typer.Option(help="Folder of inputs; the first item is run. [dim]Default: one is made[/dim]"),
+]
+Turns = Annotated[int, typer.Option(min=2, max=1000, help="How many items, and runs of each peer.")]
+Peers = Annotated[
+    bool, typer.Option("--peers/--no-peers", help="Run the whole model in ONNX Runtime as well.")
+]
+Picture = Annotated[
+    Path | None,
+    options.show(
+        metavar="FILE", help="Where the picture goes. [dim]Default: MODEL.memory.svg[/dim]"
+    ),
+]
+
 
 def bench_device(
-    model: options.BenchModel,
-    budget: options.BenchBudgets = None,
-    budgets: options.BudgetRange = None,
+    model: Model,
+    budget: Budgets = None,
+    budgets: BudgetRange = None,
     shape: options.Shapes = None,
-    inputs: options.BenchInputs = None,
-    turns: options.Turns = 25,
-    peers: options.Peers = True,
+    inputs: Inputs = None,
+    turns: Turns = 25,
+    peers: Peers = True,
     enforce: options.Enforce = Enforce.AUTO,
     threads: options.Threads = None,
     task_seconds: options.TaskSeconds = 540.0,
-    picture: options.Picture = None,
+    picture: Picture = None,
     work: options.RunWork = None,
     as_json: options.AsJson = False,
     progress: options.Progress = "auto",

@@ -25,6 +25,23 @@ EPILOG: Final = (
     "what was asked for cannot be. 4: the coordinator's volume has no room now."
 )
 
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A folder, a file, pvc://CLAIM/PATH, s3://BUCKET/PREFIX, https://..., oci://..., or "
+        "coordinator://HOST:PORT/jobs/JOB/out.",
+    ),
+]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="A folder, pvc://CLAIM/PATH, s3://BUCKET/PREFIX, https://HOST/PATH (each file is sent "
+        "with PUT), or coordinator://HOST:PORT/jobs/JOB/in.",
+    ),
+]
+
 
 New = Annotated[
     bool,
@@ -48,8 +65,8 @@ Changed = Annotated[
 
 
 def copy(
-    source: options.CopySource,
-    target: options.CopyTarget,
+    source: Source,
+    target: Target,
     *,
     new: New = False,
     follow: Follow = False,

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from shoal_cli.commands.columns import Columns, ColumnTable, facts_grid
 from shoal_cli.commands.tables import format_count, titled
+from shoal_cli.local.sizes import shown_shape
 from shoal_planner.profile import Profile
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument, TensorSpec
 from shoal_protocol.units import counted, format_bytes
@@ -71,7 +72,7 @@ def inspection_table(name: str, profile: Profile) -> RenderableType:
         names=[("", itemgetter(0)), ("name", lambda row: row[1].name)],
         columns=[
             ("type", lambda row: row[1].dtype),
-            ("shape", lambda row: _shape(row[1])),
+            ("shape", lambda row: shown_shape(row[1])),
         ],
         spare=("shape",),
         texts=("type", "shape"),
@@ -89,11 +90,6 @@ def balance_line(fragments: Sequence[Fragment]) -> str:
     if len(known) == len(flops):
         parts.append(f"FLOPs {_ratio(known)} of the mean")
     return "balance: " + ", ".join(parts)
-
-
-def _shape(spec: TensorSpec) -> str:
-    axes = ("...",) if spec.shape is None else spec.shape
-    return f"[{', '.join('?' if axis is None else str(axis) for axis in axes)}]"
 
 
 def _size(size_bytes: int | None) -> str:

@@ -2,14 +2,13 @@
 
 A command names these types in its signature (`volume: options.Volumes = None`), so the signature
 says what the command takes and with which default, and this module says what each of them means.
-Options that belong together are one dataclass (`option_groups`). Below them is what several
-commands do with what they were given.
+Options that belong together are one dataclass (`option_groups`). What one command alone takes is
+beside it. Below them is what several commands do with what they were given.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from inspect import getdoc
 from pathlib import Path
@@ -19,7 +18,6 @@ import typer
 
 from shoal_cli.local import cgroups
 from shoal_protocol import choices
-from shoal_protocol import partition as partitions
 from shoal_protocol.digests import is_digest
 from shoal_protocol.units import LONGEST_SECONDS, parse_whole, shortened
 from shoal_protocol.visible import visible
@@ -49,8 +47,6 @@ def a_number(value: float) -> float:
     return value
 
 
-# ---- several commands ----------------------------------------------------------------------------
-
 Volumes = Annotated[
     list[str] | None,
     typer.Option(
@@ -60,9 +56,6 @@ Volumes = Annotated[
         "[dim]Default: CLAIM/ beside the manifest[/dim]",
     ),
 ]
-
-# ---- shoal run and plan --------------------------------------------------------------------------
-
 Budgets = Annotated[
     list[str] | None,
     bare(
@@ -113,80 +106,12 @@ RunWork = Annotated[
     ),
 ]
 Progress = Annotated[ProgressKind, show(help="A live picture, or plain lines.")]
-
-# ---- shoal bench-device --------------------------------------------------------------------------
-
-BenchModel = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)
-]
-BenchBudgets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--budget",
-        metavar="SIZE",
-        help="The device's memory above its idle floor; given several times, one after the other. "
-        "[dim]Default: 64Mi[/dim]",
-    ),
-]
-BudgetRange = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FROM..TO",
-        help="Six budgets from one to the other: sizes, [bold]ample[/bold] for all that the model "
-        "needs, [bold]least[/bold] for the smallest that it runs in.",
-    ),
-]
-BenchInputs = Annotated[
-    Path | None,
-    typer.Option(help="Folder of inputs; the first item is run. [dim]Default: one is made[/dim]"),
-]
-Turns = Annotated[int, typer.Option(min=2, max=1000, help="How many items, and runs of each peer.")]
-Peers = Annotated[
-    bool, typer.Option("--peers/--no-peers", help="Run the whole model in ONNX Runtime as well.")
-]
-Picture = Annotated[
-    Path | None,
-    show(metavar="FILE", help="Where the picture goes. [dim]Default: MODEL.memory.svg[/dim]"),
-]
-
-# ---- shoal partition -----------------------------------------------------------------------------
-
 ModelAddress = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
         help="An ONNX file, or the address of one: pvc://, s3://, https://, oci://, file://. A "
         "folder or an artifact has one .onnx file in it.",
-    ),
-]
-Count = Annotated[int | None, typer.Option(min=1, max=256, help="How many fragments.")]
-MaxBytes = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="The most that a fragment may need, such as 16Mi."),
-]
-Cuts = Annotated[
-    str | None, typer.Option(metavar="TENSOR,...", help="Cut where these tensors are made.")
-]
-Cut = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="TENSOR",
-        help="Cut where this tensor is made, whose name may have commas. Repeatable.",
-    ),
-]
-Outgrown = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FRAGMENT=BYTES,...",
-        help="Divide these fragments, one after the other, which were measured to take so much.",
-    ),
-]
-Seen = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="TENSOR=1,256,2260",
-        help="How large items have a tensor inside the model, where that follows from no shape. "
-        "Repeatable.",
     ),
 ]
 Shapes = Annotated[
@@ -196,64 +121,12 @@ Shapes = Annotated[
         help="The shape of an input with dynamic axes, to reckon with. Repeatable.",
     ),
 ]
-Out = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Keep the fragments here, as a fragment store.")
-]
 Digest = Annotated[
     str | None,
     typer.Option(
         metavar="sha256:HEX", help="What the model must be; anything else is refused with status 2."
     ),
 ]
-Document = Annotated[
-    bool,
-    typer.Option(
-        "--document", help="Print the partition document as one line of JSON, at the end."
-    ),
-]
-To = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT", help="Send the fragments to this coordinator, those that it lacks."
-    ),
-]
-
-# ---- shoal copy ----------------------------------------------------------------------------------
-
-CopySource = Annotated[
-    str,
-    typer.Argument(
-        metavar="SOURCE",
-        help="A folder, a file, pvc://CLAIM/PATH, s3://BUCKET/PREFIX, https://..., oci://..., or "
-        "coordinator://HOST:PORT/jobs/JOB/out.",
-    ),
-]
-CopyTarget = Annotated[
-    str,
-    typer.Argument(
-        metavar="TARGET",
-        help="A folder, pvc://CLAIM/PATH, s3://BUCKET/PREFIX, https://HOST/PATH (each file is sent "
-        "with PUT), or coordinator://HOST:PORT/jobs/JOB/in.",
-    ),
-]
-
-# ---- what is shown -------------------------------------------------------------------------------
-
-
-class Format(StrEnum):
-    """How results are printed."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-Output = Annotated[
-    Format,
-    typer.Option("--output", "-o", case_sensitive=False, help="For people, or for programs."),
-]
-
-# ---- what is fetched -----------------------------------------------------------------------------
-
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print what was found as one line of JSON, at the end.")
 ]
@@ -295,19 +168,6 @@ def parse_volumes(texts: list[str] | None) -> dict[str, Path]:
             raise typer.BadParameter(f"--volume {claim} is given twice")
         volumes[claim] = Path(folder)
     return volumes
-
-
-def parse_outgrown(text: str | None) -> tuple[partitions.Outgrown, ...]:
-    """Fragments with what they were measured to take, such as `3=73400320`."""
-    found = []
-    for each in text.split(",") if text else ():
-        number, _, size = each.partition("=")
-        fragment, need = parse_whole(number), parse_whole(size)
-        if fragment is None or need is None:
-            shown = shortened(each)
-            raise typer.BadParameter(f"--outgrown {shown}: give FRAGMENT=BYTES, such as 3=73400320")
-        found.append(partitions.Outgrown(fragment=fragment, need_bytes=need))
-    return tuple(found)
 
 
 def parse_size(text: str, option: str) -> int:

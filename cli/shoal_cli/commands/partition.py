@@ -3,16 +3,16 @@
 import asyncio
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from shoal_cli.commands import options
-from shoal_protocol.units import counted, format_bytes
+from shoal_protocol import partition as partitions
+from shoal_protocol.units import counted, format_bytes, parse_whole, shortened
 
 if TYPE_CHECKING:
     from shoal_cli.transfer.addresses import Access
-    from shoal_protocol.partition import PartitionDocument
 
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
@@ -23,24 +23,70 @@ EPILOG: Final = (
     "To a pool:  shoal partition s3://models/rec.onnx --max-bytes 16Mi --to shelf:7400"
 )
 
+Count = Annotated[int | None, typer.Option(min=1, max=256, help="How many fragments.")]
+MaxBytes = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="The most that a fragment may need, such as 16Mi."),
+]
+Cuts = Annotated[
+    str | None, typer.Option(metavar="TENSOR,...", help="Cut where these tensors are made.")
+]
+Cut = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TENSOR",
+        help="Cut where this tensor is made, whose name may have commas. Repeatable.",
+    ),
+]
+Outgrown = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FRAGMENT=BYTES,...",
+        help="Divide these fragments, one after the other, which were measured to take so much.",
+    ),
+]
+Seen = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TENSOR=1,256,2260",
+        help="How large items have a tensor inside the model, where that follows from no shape. "
+        "Repeatable.",
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Keep the fragments here, as a fragment store.")
+]
+Document = Annotated[
+    bool,
+    typer.Option(
+        "--document", help="Print the partition document as one line of JSON, at the end."
+    ),
+]
+To = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help="Send the fragments to this coordinator, those that it lacks."
+    ),
+]
+
 
 def partition(
     model: options.ModelAddress,
     *,
-    fragments: options.Count = None,
-    max_bytes: options.MaxBytes = None,
-    cuts: options.Cuts = None,
-    cut: options.Cut = None,
-    seen: options.Seen = None,
-    outgrown: options.Outgrown = None,
+    fragments: Count = None,
+    max_bytes: MaxBytes = None,
+    cuts: Cuts = None,
+    cut: Cut = None,
+    seen: Seen = None,
+    outgrown: Outgrown = None,
     shape: options.Shapes = None,
     digest: options.Digest = None,
     volume: options.Volumes = None,
     cache: options.ModelCache = None,
     max_download: options.MaxDownload = "64Gi",
-    out: options.Out = None,
-    document: options.Document = False,
-    to: options.To = None,
+    out: Out = None,
+    document: Document = False,
+    to: To = None,
     security: options.Security,
 ) -> None:
     """Cut a model into fragments and print what they are: nodes, weights, memory, boundaries.
@@ -68,7 +114,7 @@ def partition(
         max_bytes=size,
         tensors=(*(cuts.split(",") if cuts else ()), *(cut or ())),
         seen=options.parse_shapes(seen, "--seen", "TENSOR"),
-        outgrown=options.parse_outgrown(outgrown),
+        outgrown=_outgrown(outgrown),
     )
     with tempfile.TemporaryDirectory(prefix="shoal-partition-") as folder:
         store, kept = out or Path(folder), out is not None or to is not None
@@ -86,6 +132,19 @@ def partition(
         typer.echo(f"kept in {prepared.path}")
 
 
+def _outgrown(text: str | None) -> tuple[partitions.Outgrown, ...]:
+    """Fragments with what they were measured to take, such as `3=73400320`."""
+    found = []
+    for each in text.split(",") if text else ():
+        number, _, size = each.partition("=")
+        fragment, need = parse_whole(number), parse_whole(size)
+        if fragment is None or need is None:
+            shown = shortened(each)
+            raise typer.BadParameter(f"--outgrown {shown}: give FRAGMENT=BYTES, such as 3=73400320")
+        found.append(partitions.Outgrown(fragment=fragment, need_bytes=need))
+    return tuple(found)
+
+
 def _limit_of(fragments: int | None, max_bytes: str | None, cuts: object) -> int | None:
     """What a fragment may need, where that is how the model is cut."""
     if sum(given is not None for given in (fragments, max_bytes, cuts or None)) != 1:
@@ -93,7 +152,9 @@ def _limit_of(fragments: int | None, max_bytes: str | None, cuts: object) -> int
     return None if max_bytes is None else options.parse_size(max_bytes, "--max-bytes")
 
 
-async def _upload(document: "PartitionDocument", store: Path, to: str, access: "Access") -> str:
+async def _upload(
+    document: partitions.PartitionDocument, store: Path, to: str, access: "Access"
+) -> str:
     """Send what the coordinator lacks; what that came to."""
     from shoal_cli.commands.transfers import TransferLines
     from shoal_cli.transfer.coordinators import upload_fragments

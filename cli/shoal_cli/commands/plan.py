@@ -42,7 +42,7 @@ def plan(
     layers: plan_options.LayerProfile,
     items: plan_options.PlanItems = None,
     work: plan_options.PlanWork = None,
-    form: options.Output = options.Format.TEXT,
+    form: plan_options.Output = plan_options.Format.TEXT,
     svg: plan_options.PlanPicture = None,
 ) -> None:
     """Print which devices would serve which fragments, and why the alternatives lost.
@@ -198,18 +198,14 @@ def _refuse_unusable(name: str, document: "PartitionDocument", order: "CutOrder"
 
 def _unknown(document: "PartitionDocument", order: "CutOrder") -> str:
     """Why times cannot be predicted, and what to give."""
-    if order.sample is not None:
+    from shoal_cli.local.sizes import shown_shape
+
+    free = [f"{spec.name} {shown_shape(spec)}" for spec in order.open_inputs(document.inputs)]
+    if order.sample is not None or not free:
         return (
             "some sizes follow from what the inputs hold, so times are not predicted and these "
             "fragments have no blocks"
         )
-    free = []
-    for spec in document.inputs:
-        axes = ["?" if axis is None else str(axis) for axis in spec.shape or (None,)]
-        if not all(axis.isdigit() for axis in axes):
-            free.append(f"{spec.name} [{', '.join(axes)}]")
-    if not free:
-        return "some shapes are unknown, so times are not predicted"
     return (
         "shapes are unknown, so times are not predicted and no fragment has blocks; give a folder "
         f"of inputs, or the shapes of {', '.join(free)}"

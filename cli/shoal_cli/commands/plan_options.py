@@ -1,6 +1,7 @@
 """The options of `shoal plan` that no other command has."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -43,6 +44,19 @@ PlanPicture = Annotated[
         metavar="FILE",
         help="Draw the plan: stages and links, one item through them, and many.",
     ),
+]
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Output = Annotated[
+    Format,
+    typer.Option("--output", "-o", case_sensitive=False, help="For people, or for programs."),
 ]
 
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from shoal_cli.commands.options import Format
+from shoal_cli.commands.plan_options import Format
 from shoal_cli.commands.plan_pictures import Links, charts, link_words
 from shoal_cli.commands.tables import explained_table, output
 from shoal_cli.drawing.svg import draw

@@ -10,7 +10,6 @@ from shoal_cli.local.cut_search import (
     PreparationRefused,
     Suited,
     Unplaceable,
-    is_free,
     suited_as_it_is,
     suited_to,
     weighed,
@@ -50,7 +49,8 @@ def suit_inputs(order: CutOrder, model: "Source", base: Base | None = None) -> S
     try:
         suited = suited_to(order, model, inputs, envelopes[-1])
     except PreparationRefused as error:
-        hint = rows_as_items(specs, inputs, envelopes[-1])
+        needs = error.need_bytes is not None  # else it is no matter of how large items are
+        hint = rows_as_items(specs, inputs, envelopes[-1]) if needs else ""
         return _as_many(order, model, inputs, envelopes, error, hint)
     if order.left_out:
         note = _beyond(order, inputs.beyond(envelopes[-1]), _OUTGROWN)
@@ -106,7 +106,7 @@ def _smaller_first(
     """Where the cut `of_most`, for all of these, is one whose fragments take turns, or leaves no
     room for other items, and most inputs are smaller: one for as many as devices hold at once.
     Where that saves too little, the other."""
-    if not order.smaller_first or order.seen or not is_free(order) or len(envelopes) == 1:
+    if not order.smaller_first or order.seen or not order.is_free or len(envelopes) == 1:
         return of_most
     of_most, slow = weighed(order, of_most)
     if not isinstance(slow, Plan) or is_at_once(slow):

@@ -1,6 +1,6 @@
 """How a model is to be cut. Apart from `orders`: the process that cuts reads no manifests."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,9 +51,18 @@ class CutOrder:
     follows: bool = False
 
     @property
+    def is_free(self) -> bool:
+        """Whether it is left to us where to cut."""
+        return not (self.tensors or self.fragments or self.max_bytes or self.pinned)
+
+    @property
     def goal(self) -> Goal:
         """What cuts and plans of it are to make small."""
         return Goal(self.objective, self.items)
+
+    def open_inputs(self, inputs: Iterable[TensorSpec]) -> list[TensorSpec]:
+        """Those of which neither the model nor the order says how large they are."""
+        return [spec for spec in inputs if not (spec.name in self.shapes or _has_sizes(spec))]
 
 
 def count_items(order: CutOrder, inputs: tuple[TensorSpec, ...]) -> int | None:
@@ -66,6 +75,10 @@ def count_items(order: CutOrder, inputs: tuple[TensorSpec, ...]) -> int | None:
         return len(scan_inputs(order.sample, inputs))
     except InputsRefused:
         return None
+
+
+def _has_sizes(spec: TensorSpec) -> bool:
+    return spec.shape is not None and all(isinstance(size, int) for size in spec.shape)
 
 
 def are_counted(order: CutOrder) -> bool:

@@ -108,14 +108,9 @@ def _choices(order: CutOrder, profile: Profile, *, waiting: bool) -> list[tuple[
     there is a choice: it may do better with one larger fragment in blocks.
     """
     fine = _as_asked(order, profile, waiting=waiting)
-    if not is_free(order) or len(fine) < len(order.devices):
+    if not order.is_free or len(fine) < len(order.devices):
         return [fine]
     return [*_coarse(order, profile), fine]
-
-
-def is_free(order: CutOrder) -> bool:
-    """Whether it is left to us where to cut."""
-    return not (order.tensors or order.fragments or order.max_bytes or order.pinned)
 
 
 def _coarse(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
@@ -128,7 +123,7 @@ def _may_be_large(order: CutOrder, profile: Profile) -> bool:
     """Whether devices could hold each node in blocks, as far as is known without a cut."""
     most = max((device.budget_bytes for device in order.devices), default=0)
     layout = Layout(profile, row_items=1, gathered=True)
-    return is_free(order) and max(least_needs(layout), default=0) <= most
+    return order.is_free and max(least_needs(layout), default=0) <= most
 
 
 def _large(order: CutOrder, model: "Source", profile: Profile, shapes: Shapes) -> Suited | None:
@@ -340,7 +335,7 @@ def weighed(order: CutOrder, suited: Suited) -> tuple[Suited, Plan | Infeasible]
 def _is_enough(order: CutOrder, suited: Suited) -> bool:
     """Whether nothing better need be looked for: it was asked for, or devices hold all of it at
     once, with room for other items, for which few fragments need no plan."""
-    return not is_free(order) or suited.best is None or is_at_once(weighed(order, suited)[1])
+    return not order.is_free or suited.best is None or is_at_once(weighed(order, suited)[1])
 
 
 def _as_fine(order: CutOrder, model: "Source", shapes: Shapes) -> "list[Source]":

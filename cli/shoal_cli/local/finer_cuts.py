@@ -1,9 +1,10 @@
 """`shoal run` cuts a model finer: which jobs, and how their reports are merged. Pure."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.orders import JobOrder
 from shoal_cli.local.planned_jobs import PlannedJob
 from shoal_cli.local.report import DeviceReport, JobReport
@@ -28,9 +29,11 @@ def is_too_large(report: JobReport) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinerJob:
-    """A job, cut finer; the `fallbacks` are tried where that cannot be, one after the other."""
+    """A job that is cut anew, and `why`, for the user. Where that cannot be, the `fallbacks` are
+    tried, one after the other."""
 
     order: JobOrder
+    why: str = ""
     fallbacks: tuple[JobOrder, ...] = ()
 
     def fall_back(self) -> "FinerJob | None":
@@ -38,40 +41,40 @@ class FinerJob:
         if not self.fallbacks:
             return None
         order, *others = self.fallbacks
-        return FinerJob(order=order, fallbacks=tuple(others))
+        why = f"{order.name}: items that it is too large for fail by themselves"
+        return FinerJob(order=order, why=why if order.final_cut else "", fallbacks=tuple(others))
 
 
-def cut_finer(
-    reports: Iterable[tuple[PlannedJob, JobReport]], note: Callable[[str], None]
-) -> list[FinerJob]:
-    """The jobs whose smaller items have run, cut for the larger ones. And those of which fragments
-    turned out too large for every device: cut for the sizes that items were seen to have, or, where
-    these are nothing new, with those fragments divided; not where the manifests say how it is cut,
-    or nobody knows what to divide."""
-    finer = []
-    for job, report in reports:
-        cut = job.prepared.order
-        if _leaves_larger(job, report):
-            items = counted(report.failed, "item")
-            note(f"{job.order.name}: {items} left; now it is cut for larger ones")
-            rest = replace(job.order.plan, cut=replace(cut, smaller_first=False, outgrown=()))
-            finer.append(FinerJob(order=replace(job.order, plan=rest)))
-            continue
-        if not is_too_large(report) or cut.tensors or cut.fragments or cut.max_bytes or cut.pinned:
-            continue
-        found: tuple[Outgrown, ...] = ()
-        if job.order.final_cut:
-            continue
-        if (seen := finer_cuts.learned(cut.seen, report.seen)) is not None:
-            cut = replace(cut, seen=seen, outgrown=())
-        elif found := finer_cuts.to_divide(job.prepared.document, report.outgrown, cut.seen):
-            cut = replace(cut, outgrown=(*cut.outgrown, *found))
-        else:
-            continue
-        note(f"{job.order.name}: {finer_cuts.in_words(report.message, found)}")
-        order = replace(job.order, plan=replace(job.order.plan, cut=cut))
-        finer.append(FinerJob(order=order, fallbacks=tuple(_fallbacks(job, report))))
-    return finer
+def cut_finer(reports: Iterable[tuple[PlannedJob, JobReport]]) -> list[FinerJob]:
+    """The jobs that run again, by what they have come to in their cuts."""
+    return [found for job, report in reports if (found := _cut_anew(job, report)) is not None]
+
+
+def _cut_anew(job: PlannedJob, report: JobReport) -> FinerJob | None:
+    """A job whose smaller items have run, cut for the larger ones. One of which fragments turned
+    out too large for every device, cut for the sizes that items were seen to have, or, where these
+    are nothing new, with those fragments divided; not where the manifests say how it is cut, or
+    nobody knows what to divide."""
+    cut = job.prepared.order
+    if _leaves_larger(job, report):
+        why = f"{counted(report.failed, 'item')} left; now it is cut for larger ones"
+        return _in(replace(cut, smaller_first=False, outgrown=()), job, why)
+    if not is_too_large(report) or not cut.is_free or job.order.final_cut:
+        return None
+    found: tuple[Outgrown, ...] = ()
+    if (seen := finer_cuts.learned(cut.seen, report.seen)) is not None:
+        cut = replace(cut, seen=seen, outgrown=())
+    elif found := finer_cuts.to_divide(job.prepared.document, report.outgrown, cut.seen):
+        cut = replace(cut, outgrown=(*cut.outgrown, *found))
+    else:
+        return None
+    why = finer_cuts.in_words(report.message, found)
+    return replace(_in(cut, job, why), fallbacks=tuple(_fallbacks(job, report)))
+
+
+def _in(cut: CutOrder, job: PlannedJob, why: str) -> FinerJob:
+    order = replace(job.order, plan=replace(job.order.plan, cut=cut))
+    return FinerJob(order=order, why=f"{order.name}: {why}")
 
 
 def _leaves_larger(job: PlannedJob, report: JobReport) -> bool:

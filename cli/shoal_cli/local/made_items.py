@@ -13,6 +13,7 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 
 from shoal_cli.local.device_figures import NoItem
+from shoal_cli.local.sizes import shown_shape
 from shoal_protocol.partition import TensorSpec
 
 Array = npt.NDArray[Any]
@@ -49,8 +50,7 @@ def _shape(spec: TensorSpec) -> tuple[int, ...]:
     fixed = tuple(axis for axis in shape if isinstance(axis, int))
     if len(fixed) == len(shape):
         return fixed
-    axes = ", ".join("?" if axis is None else str(axis) for axis in sizes)
     raise NoItem(
-        f"input {spec.name} has the shape [{axes}]: say which with --shape {spec.name}=..., "
-        "or give items with --inputs FOLDER"
+        f"input {spec.name} has the shape {shown_shape(spec)}: say which with "
+        f"--shape {spec.name}=..., or give items with --inputs FOLDER"
     )

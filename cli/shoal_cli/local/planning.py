@@ -54,9 +54,11 @@ async def try_finer(
     note: Callable[[str], None],
 ) -> Sequence[T]:
     """What `run` makes of jobs that are cut finer; where no finer cut is possible, of their
-    fallbacks. Empty: nothing helps."""
+    fallbacks. `note` receives why each of them runs. Empty: nothing helps."""
     noted = False
     while jobs:
+        for why in (each.why for each in jobs if each.why):
+            note(why)
         try:
             return await run([each.order for each in jobs])
         except (StepRefused, StepCrashed, NoPlan) as error:
@@ -64,9 +66,6 @@ async def try_finer(
                 note(f"it cannot be cut finer: {error}")
             noted = True
             jobs = [less for each in jobs if (less := each.fall_back()) is not None]
-            for each in jobs:
-                if each.order.final_cut:
-                    note(f"{each.order.name}: items that it is too large for fail by themselves")
     return ()
 
 

@@ -15,7 +15,8 @@ from typing import Final
 import onnx
 from onnx import TensorProto
 
-from shoal_compiler.safety import all_nodes, open_model, subgraphs, tensors_of
+from shoal_compiler.nodes import all_nodes, subgraphs, tensors_of
+from shoal_compiler.safety import open_model
 
 _APART: Final = 2
 _UNITS: Final[dict[int, float]] = {TensorProto.FLOAT16: 2.0**-10, TensorProto.BFLOAT16: 2.0**-7}

@@ -221,7 +221,7 @@ class _Run:
 
     def _cut_finer(self, orders: Sequence[JobOrder]) -> list[FinerJob]:
         places = (self._places[order.name] for order in orders)
-        return cut_finer(((job, pool.job_report(job)) for pool, job in places), self._note)
+        return cut_finer((job, pool.job_report(job)) for pool, job in places)
 
     def _note(self, text: str) -> None:
         self._notes.append(text)

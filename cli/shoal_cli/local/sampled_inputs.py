@@ -33,12 +33,7 @@ def sampled(order: CutOrder, inputs: tuple[TensorSpec, ...]) -> InputSet | None:
 
 
 def depends_on_inputs(order: CutOrder, inputs: Iterable[TensorSpec]) -> bool:
-    return order.sample is not None and not all(_is_fixed(spec, order.shapes) for spec in inputs)
-
-
-def _is_fixed(spec: TensorSpec, shapes: Shapes) -> bool:
-    known = spec.shape is not None and all(isinstance(size, int) for size in spec.shape)
-    return known or spec.name in shapes
+    return order.sample is not None and bool(order.open_inputs(inputs))
 
 
 def with_values(profile: Profile, inputs: InputSet) -> Profile:

@@ -1,8 +1,10 @@
-"""Sizes and budgets that somebody has written, with what is wrong with them."""
+"""Sizes and budgets that somebody has written, with what is wrong with them; shapes as they are
+shown."""
 
 import re
 from typing import Final
 
+from shoal_protocol.partition import TensorSpec
 from shoal_protocol.units import (
     QUANTITY_LENGTH,
     QUANTITY_PATTERN,
@@ -33,3 +35,9 @@ def budget_problem(text: str, size: int) -> str:
         return ""
     meant = f" (did you mean {text}Mi?)" if parse_whole(text, _MOST_MEBIBYTES) else ""
     return f"a device has from 1Mi to 16Ti{meant}"
+
+
+def shown_shape(spec: TensorSpec) -> str:
+    """`[batch, 3, ?]`; `[...]` where not even the number of axes is known."""
+    axes = ("...",) if spec.shape is None else spec.shape
+    return f"[{', '.join('?' if axis is None else str(axis) for axis in axes)}]"

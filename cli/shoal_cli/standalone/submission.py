@@ -139,7 +139,7 @@ class _Run:
         while jobs:
             await self._run_planned(jobs)
             reports = ((sent.job, self._reports[sent.order.name]) for sent in jobs)
-            jobs = await try_finer(cut_finer(reports, self._note), self._plan_jobs, self._note)
+            jobs = await try_finer(cut_finer(reports), self._plan_jobs, self._note)
 
     async def _plan_jobs(self, orders: Sequence[JobOrder]) -> list[Sent]:
         jobs = await plan_jobs(orders, self.workspace, self.observer, self._note, alone=True)

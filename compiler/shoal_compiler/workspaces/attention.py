@@ -7,7 +7,7 @@ from typing import Final
 
 from onnx import TensorProto
 
-from shoal_compiler.safety import is_standard
+from shoal_compiler.nodes import attribute_of, is_standard
 from shoal_compiler.shaped import Shaped
 from shoal_compiler.workspaces.workspace import FLOAT_BYTES, THREADS, Rule, Workspace, floats
 
@@ -117,7 +117,9 @@ def _grouped_attention(shaped: Shaped) -> Workspace:
         given = batch * heads * length * head
         converted = [head * (length + 2 * keys)] * THREADS
         return floats(*(each // 2 for each in apart), products, given, *converted)
-    asks = shaped.number("softcap") or shaped.integer("smooth_softmax") or shaped.has(11)
+    asks = (
+        attribute_of(shaped.node, "softcap").f or shaped.integer("smooth_softmax") or shaped.has(11)
+    )
     if not asks and shaped.gives(1) and shaped.gives(2) and not shaped.gives(3):
         products = min(products, TILES_BYTES // FLOAT_BYTES)
     return floats(*apart, products)

@@ -6,8 +6,8 @@ from typing import Final
 
 from onnx import TensorProto
 
-from shoal_compiler.safety import bits_of
 from shoal_compiler.shaped import Dims, Shaped
+from shoal_compiler.tensor_types import bits_of
 from shoal_compiler.workspaces.workspace import FLOAT_BYTES, Rule, Workspace, floats
 
 STRIP_BYTES: Final = 1 << 18
@@ -38,7 +38,7 @@ def _transposed_convolution(shaped: Shaped) -> Workspace:
 def _spread_out(shaped: Shaped, kernel: Dims) -> int:
     """Numbers of one item's input as a matrix, whole; none where it is one. With two axes or fewer,
     one group is spread out after the other."""
-    moved = [*(shaped.integers("strides") or []), *(1 + at for at in shaped.integers("pads") or [])]
+    moved = [*shaped.integers("strides"), *(1 + at for at in shaped.integers("pads"))]
     if prod(kernel[2:]) == 1 and set(moved) <= {1}:
         return 0
     groups = shaped.integer("group", 1) if len(kernel) > 4 else 1

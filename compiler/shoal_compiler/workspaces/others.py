@@ -6,8 +6,8 @@ from typing import Final
 
 from onnx import TensorProto
 
-from shoal_compiler.safety import bits_of
 from shoal_compiler.shaped import Dims, Shaped
+from shoal_compiler.tensor_types import bits_of
 from shoal_compiler.workspaces.workspace import THREADS, Rule, Workspace, floats, numbers
 
 _INDEX_BYTES: Final = 8

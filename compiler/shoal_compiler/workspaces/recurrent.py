@@ -21,7 +21,7 @@ def _recurrent(shaped: Shaped) -> Workspace:
     gates, rows = _GATES[shaped.node.op_type], steps * batch
     made = [rows * gates * hidden] * directions
     states = [_STATES * batch * hidden] * directions
-    turned = [] if shaped.text("direction", "forward") == "forward" else [width, hidden]
+    turned = [] if shaped.text("direction") in ("", "forward") else [width, hidden]
     if gates == 1 and not shaped.gives(0):  # what is not asked for is made all the same
         turned.append(directions * hidden)
     return floats(*made, *states, *(rows * each for each in turned))

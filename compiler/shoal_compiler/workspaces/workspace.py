@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from shoal_compiler.safety import bits_of
 from shoal_compiler.shaped import Shaped
+from shoal_compiler.tensor_types import bits_of
 
 FLOAT_BYTES: Final = 4
 THREADS: Final = 4

@@ -31,7 +31,7 @@ def model(tmp_path: Path) -> Path:
     value = [(f"{name}{TITLE}", TensorProto.FLOAT, [1, 4]) for name in ("x", "y")]
     inputs, outputs = ([helper.make_tensor_value_info(*each)] for each in value)
     graph = helper.make_graph(nodes, "g", inputs, outputs, [weights])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     made.ir_version = 8
     onnx.save(made, tmp_path / "m.onnx")
     return tmp_path / "m.onnx"

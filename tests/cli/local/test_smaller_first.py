@@ -123,20 +123,19 @@ def test_what_is_left_is_cut_for_all_inputs_without_the_divisions_of_the_first_c
     divided = (Outgrown(fragment=0, need_bytes=Bytes(30 * MIB)),)
     large = FailedItem(item=SMALL, input="b.npz", reason="b.npz: Budget: it took 25 MiB")
     left = job(state="Failed", reason="ItemsFailed", succeeded=SMALL, failed=1, failures=(large,))
-    notes: list[str] = []
     ran = planned(tmp_path, rest=True, outgrown=divided)
     assert ran.order.plan.cut.smaller_first
-    (again,) = cut_finer([(ran, left)], notes.append)
+    (again,) = cut_finer([(ran, left)])
     assert not again.order.plan.cut.smaller_first
     assert again.order.plan.cut.outgrown == ()
-    assert notes == [f"{ran.order.name}: 1 item left; now it is cut for larger ones"]
+    assert again.why == f"{ran.order.name}: 1 item left; now it is cut for larger ones"
 
     unfit = FailedItem(item=0, input="a.npz", reason="a.npz[0]: InvalidInput: it has rank 3")
-    assert cut_finer([(ran, replace(left, failures=(unfit,)))], notes.append) == []
+    assert cut_finer([(ran, replace(left, failures=(unfit,)))]) == []
     late = replace(left, reason="DeadlineExceeded")
-    assert cut_finer([(ran, late)], notes.append) == []
+    assert cut_finer([(ran, late)]) == []
     whole = replace(ran, prepared=replace(ran.prepared, rest=False))
-    assert cut_finer([(whole, left)], notes.append) == []
+    assert cut_finer([(whole, left)]) == []
 
 
 def test_a_job_that_ran_in_two_cuts_has_one_report() -> None:

@@ -62,12 +62,19 @@ def test_a_batch_that_has_no_room_as_one_item_is_refused_with_how_its_rows_becom
     path = Made(text=text, shapes={}).save(tmp_path)
     rows = np.zeros((3000, 64, 64), np.float32)
 
-    def cut_of(*files: np.ndarray) -> object:
+    def cut_of(*files: np.ndarray, fragments: int | None = None) -> object:
         samples = Path(mkdtemp(dir=tmp_path))
         for number, array in enumerate(files):
             np.save(samples / f"{number}.npy", array)
         devices = (PoolDevice(name="d", budget_bytes=Bytes(8 * MIB)),)
-        order = CutOrder(name="long", model="long", path=path, devices=devices, sample=samples)
+        order = CutOrder(
+            name="long",
+            model="long",
+            path=path,
+            devices=devices,
+            sample=samples,
+            fragments=fragments,
+        )
         return cut_into_store(order, tmp_path, lambda done, total: None, fragments=False)["note"]
 
     with pytest.raises(PreparationRefused) as refused:
@@ -75,3 +82,6 @@ def test_a_batch_that_has_no_room_as_one_item_is_refused_with_how_its_rows_becom
     assert "0.npy is one item of 3000 rows; if each row is an item, give x" in str(refused.value)
     assert "0.npy, 1.npy are one item each, of up to 3000 rows" in str(cut_of(rows[:1], rows))
     assert cut_of(np.expand_dims(rows, 1)) == ""
+    with pytest.raises(PreparationRefused) as refused:
+        cut_of(rows, fragments=200)
+    assert "rows" not in str(refused.value), "it is no matter of how large items are"

@@ -248,7 +248,8 @@ class _Operator:
         while True:
             states = cache.states(InferenceJob.__name__)
             values = [state.value for state in states if isinstance(state, Own)]
-            metrics.count_jobs(value for value in values if isinstance(value, InferenceJob))
+            jobs = (value for value in values if isinstance(value, InferenceJob))
+            metrics.count_jobs(jobs, now_text())
             self._coordinators.measure()
             if trusted := self._enrolling.trusted:
                 metrics.authority_expiration = expiry(trusted.encode()).timestamp()

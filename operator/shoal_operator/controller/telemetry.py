@@ -161,6 +161,12 @@ class Telemetry:
             ages[kind] = max(ages.get(kind, 0.0), now - alive_at)
         return ages
 
+    def silent_namespaces(self, seconds: float) -> frozenset[str]:
+        """Those of which a watch is older, where each has its own."""
+        now = self._clock()
+        watches = tuple(self._alive_at.items())
+        return frozenset(name for (_, name), at in watches if name and now - at > seconds)
+
     def listed(self, resource: Resource, namespace: str) -> None:
         """kopf begins to list a kind in a namespace."""
         if (resource, namespace) in self._listed:

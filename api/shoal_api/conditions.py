@@ -32,6 +32,16 @@ def holds(conditions: Sequence[Condition], type_: str) -> bool:
     )
 
 
+_WAITING: Final = ("Planned", "Suspended", "Complete", "Failed")
+
+
+def waits_since(conditions: Sequence[Condition], created: str) -> str:
+    """Since when an InferenceJob that is Pending or Planned is so, at most: since it was made, or
+    one of these conditions became what it is, as where it was resumed or is tried again."""
+    turned = (each.last_transition_time for each in conditions if each.type in _WAITING)
+    return max((created, *turned))
+
+
 def job_word(conditions: Sequence[Condition], *, started: bool) -> JobWord:
     """An InferenceJob's state as one word; an end takes precedence over progress.
 

@@ -55,6 +55,7 @@ LABELS = {
     "shoal_operator_jobs_ended_total": "outcome",
     "shoal_coordinator_items_ended_total": "outcome",
     "shoal_operator_jobs": "status",
+    "shoal_operator_longest_wait_seconds": "status",
     "shoal_operator_coordinators": "state",
     "shoal_coordinator_devices": "state",
     "shoal_coordinator_failures_total": "part",
@@ -101,15 +102,21 @@ CASES = [
     ),
     fires(
         "ShoalJobsWait", "for a plan", "31m",
-        shoal_operator_jobs__Pending="2x40", shoal_operator_leader="1x40",
+        shoal_operator_longest_wait_seconds__Pending="0+60x40", shoal_operator_leader="1x40",
     ),
     silent(
         "ShoalJobsWait", "not long", "31m",
-        shoal_operator_jobs__Pending="0x20 2x20", shoal_operator_leader="1x40",
+        shoal_operator_longest_wait_seconds__Pending="0x20 0+60x20",
+        shoal_operator_leader="1x40",
+    ),
+    silent(
+        "ShoalJobsWait", "one for a while, then another", "39m",
+        shoal_operator_jobs__Pending="2x40", shoal_operator_leader="1x40",
+        shoal_operator_longest_wait_seconds__Pending="0+60x15 0+60x15 0+60x15",
     ),
     silent(
         "ShoalJobsWait", "as an operator knows that does not lead", "31m",
-        shoal_operator_jobs__Pending="2x40", shoal_operator_leader="0x40",
+        shoal_operator_longest_wait_seconds__Pending="0+60x40", shoal_operator_leader="0x40",
     ),
     fires(
         "ShoalPoolStalls", "no task ends", "21m",
@@ -305,10 +312,10 @@ RECORDED: dict[str, tuple[dict[str, str], dict[str, float]]] = {
         },
         {'{namespace="edge",pool="a"}': 0.25},
     ),
-    "shoal:jobs:sum_of_leader": (
+    "shoal:longest_wait_seconds:max_of_leader": (
         {
-            'shoal_operator_jobs{namespace="s",pod="one",status="Pending"}': "2x30",
-            'shoal_operator_jobs{namespace="s",pod="two",status="Pending"}': "7x30",
+            'shoal_operator_longest_wait_seconds{namespace="s",pod="one",status="Pending"}': "2x30",
+            'shoal_operator_longest_wait_seconds{namespace="s",pod="two",status="Pending"}': "7x30",
             'shoal_operator_leader{namespace="s",pod="one"}': "1x30",
             'shoal_operator_leader{namespace="s",pod="two"}': "0x30",
         },

@@ -23,6 +23,7 @@ from shoal_api.fields import (
     digest_of,
     least_budget,
     measured,
+    moment,
     optional,
     printed,
     records,
@@ -315,6 +316,11 @@ class PlacementStatus(Status):
         ChosenCut, "Of a Partition with cutting Planned: the cut that this Placement has chosen."
     )
     predicted: Cost | None = optional(Cost, "By the planner.")
+    predicted_time: str | None = moment(
+        "When all that is predicted here was. While a plan stays, its predictions follow what "
+        "devices measure once a minute.",
+        "2026-01-31T12:00:00Z",
+    )
     measured: Cost | None = optional(Cost, "By the last job.")
     makespan: Makespan | None = optional(Makespan, "Of the objective Makespan, by the planner.")
     rejected: tuple[Rejected, ...] = records(Rejected, 8, "The best plans that lost.")

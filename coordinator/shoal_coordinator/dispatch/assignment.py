@@ -318,7 +318,7 @@ def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, De
             tier=tier,
             attempt=task.attempts,
             ahead=task.ahead,
-            waited=Nanoseconds(state.now - task.ready_at),
+            waited=Nanoseconds(0 if task.ahead else state.now - task.ready_at),
             routes=tuple([(stage, other.name) for stage, other in running.routes]),
             why=(int(tier), backlog, load, score, order, device.name),
         )

@@ -69,7 +69,7 @@ class Execute:
     (consumer stage, device) known already: the activation leaves at once. `waited` lasts from when
     the task was ready. `why` is the choice as one loggable tuple: the rank of the device
     (`device.Rank`), with its name. `ahead`: what makes its input has not ended; the device waits
-    for that.
+    for that, and the task has not waited.
     """
 
     instruction: int

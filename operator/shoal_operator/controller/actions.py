@@ -18,6 +18,7 @@ from shoal_operator.controller.api import (
     Api,
     ApiError,
     Conflict,
+    Gone,
     NamespaceLeaving,
     NotFound,
     Rejected,
@@ -230,7 +231,8 @@ class Actions:
         return changed
 
     async def _apply_status(self, identity: Identity, status: Manifest) -> Identity:
-        """Apply a status to exactly the object that was read; `Conflict` if it has changed."""
+        """Apply a status to exactly the object that was read; `Conflict` if it has changed, or is
+        gone."""
         self._check()
         metadata = {
             "name": identity.name,
@@ -238,7 +240,12 @@ class Actions:
             "resourceVersion": str(identity.version),
         }
         manifest = BY_KIND[identity.kind].manifest(metadata, status=status)
-        answer = await self.api.apply(manifest, "status")
+        try:
+            answer = await self.api.apply(manifest, "status")
+        except NamespaceLeaving:
+            raise
+        except NotFound as error:
+            raise Gone(error.asked, error.status, error.reason, error.message) from error
         state = reduce(answer)
         self.cache.put(state, by_us=True)
         return state.identity

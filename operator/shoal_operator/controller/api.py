@@ -61,6 +61,10 @@ class ApplyConflict(Conflict):
     """Somebody else manages a field that would be applied, and has set another value."""
 
 
+class Gone(Conflict):
+    """Somebody has deleted the object since it was read."""
+
+
 class Rejected(ApiError):
     """Forbidden or invalid: a retry gets the same response."""
 

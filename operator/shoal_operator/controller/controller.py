@@ -9,7 +9,7 @@ from typing import Final
 
 from shoal_api.kinds import InferenceJob
 from shoal_operator.controller.actions import Actions, NotLeading
-from shoal_operator.controller.api import ApiError, Conflict
+from shoal_operator.controller.api import ApiError, Conflict, Gone
 from shoal_operator.controller.cache import ObjectName, Own
 from shoal_operator.controller.children import NameTaken, StillThere
 from shoal_operator.controller.event_router import EventRouter
@@ -27,7 +27,8 @@ WORKERS: Final = 8
 CONFLICT_SECONDS: Final = 0.1
 """Time for the watch to bring what somebody else has written."""
 COLLECTED_SECONDS: Final = 2.0
-"""How often it is asked whether Kubernetes has collected what is in the way: it takes a while."""
+"""How often it is asked whether Kubernetes has collected what is in the way, or the watch has
+brought that the object itself was deleted: it takes a while."""
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class Controller:
             await self._reconcile(name)
         except Conflict as error:
             logger.debug("%s: %s", _text(name), error)
-            collected = isinstance(error, StillThere)
+            collected = isinstance(error, StillThere | Gone)
             delay = COLLECTED_SECONDS if collected else CONFLICT_SECONDS
             self.event_router.queue.add(name, delay)
         except NotLeading:

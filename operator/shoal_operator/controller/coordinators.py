@@ -256,10 +256,7 @@ class _Coordinator:
                         await self._close()
                         answered_at = loop.time()
                 self.polled.set()
-                await asyncio.sleep(MIN_PAUSE_SECONDS)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._pause() - MIN_PAUSE_SECONDS):
-                        await self._wake.wait()
+                await self._pause()
         finally:
             self.polled.set()
             await self._close()
@@ -317,12 +314,25 @@ class _Coordinator:
             del self._pending_progress[part]
         self.changed(urgent.union(turn))
 
-    def _pause(self) -> float:
+    async def _pause(self) -> None:
+        """Wait for the next poll. That there is work now may show after it has begun."""
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + IDLE_SECONDS
+        await asyncio.sleep(MIN_PAUSE_SECONDS)
+        left = POLL_SECONDS - MIN_PAUSE_SECONDS
+        while not self._wake.is_set() and loop.time() < latest:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._wake.wait()
+            if self._is_polled_often():
+                return
+            left = POLL_SECONDS
+
+    def _is_polled_often(self) -> bool:
         if self._failures or self.has_work():
-            return POLL_SECONDS
+            return True
         runs = self.view.runs.values() if isinstance(self.view, CoordinatorView) else ()
-        busy = any(not run.state.is_over for run in runs)
-        return POLL_SECONDS if busy else IDLE_SECONDS
+        return any(not run.state.is_over for run in runs)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

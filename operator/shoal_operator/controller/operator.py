@@ -23,6 +23,7 @@ from shoal_operator.controller.api import Api, ApiError
 from shoal_operator.controller.cache import ObjectName, Own
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.children import Children
+from shoal_operator.controller.clock import now_text
 from shoal_operator.controller.controller import Controller
 from shoal_operator.controller.coordinators import Coordinators, dial
 from shoal_operator.controller.enrolling import Enrolling
@@ -35,6 +36,7 @@ from shoal_operator.controller.planning import Planning
 from shoal_operator.controller.snapshots import Snapshots
 from shoal_operator.controller.telemetry import Telemetry
 from shoal_operator.controller.watches import Watches
+from shoal_operator.reconcile.device_pool import is_awaited
 from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.exposition import ExpositionServer
@@ -246,7 +248,8 @@ class _Operator:
         while True:
             states = cache.states(InferenceJob.__name__)
             values = [state.value for state in states if isinstance(state, Own)]
-            metrics.count_jobs(value for value in values if isinstance(value, InferenceJob))
+            jobs = (value for value in values if isinstance(value, InferenceJob))
+            metrics.count_jobs(jobs, now_text())
             self._coordinators.measure()
             if trusted := self._enrolling.trusted:
                 metrics.authority_expiration = expiry(trusted.encode()).timestamp()
@@ -267,6 +270,10 @@ class _Operator:
             self._coordinators.follow(namespace, own, target)
 
     def _has_work(self, namespace: str, pool: str) -> bool:
-        """Whether a job of the namespace has not ended; it may be this pool's."""
-        jobs = self._event_router.cache.all_own(InferenceJob, namespace)
+        """Whether a job of the namespace has not ended, which may be this pool's, or the pool is
+        about to be ready."""
+        cache = self._event_router.cache
+        if is_awaited(cache.own(DevicePool, namespace, pool), now_text()):
+            return True
+        jobs = cache.all_own(InferenceJob, namespace)
         return any(not (job.status and has_ended(job.status)) for job in jobs)

@@ -17,18 +17,20 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.process_collector import ProcessCollector
 from yarl import URL
 
-from shoal_api.conditions import JobWord, holds
+from shoal_api.conditions import JobWord, holds, waits_since
 from shoal_api.fields import Status
 from shoal_api.kinds import InferenceJob
 from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_api.kinds.placement import Cost, PlacementStatus
 from shoal_operator.reconcile.resources import WATCHED, Resource
+from shoal_operator.reconcile.times import seconds_since
 from shoal_protocol.exposition import Reading
 
 _BY_PLURAL: Final = {each.plural: each for each in WATCHED}
 _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _NAMESPACE: Final = "shoal_operator"
 _ENDS: Final = ("Complete", "Failed")
+_WAITING: Final = (JobWord.PENDING, JobWord.PLANNED)
 _RATIOS: Final = (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -72,6 +74,9 @@ class OperatorMetrics:
         self.objects = gauge("objects", "Objects by kind.", ["kind"])
         jobs = gauge("jobs", "InferenceJobs by status.", ["status"])
         self._jobs = {word: jobs.labels(status=word.value) for word in JobWord}
+        text = "How long the InferenceJob has waited that has this status for longest."
+        waits = gauge("longest_wait_seconds", text, ["status"])
+        self._waits = {word: waits.labels(status=word.value) for word in _WAITING}
         self.coordinators = gauge("coordinators", "Coordinators of pools, by state.", ["state"])
         self.authority_expiration: float | None = None
         self.registry.register(
@@ -99,16 +104,32 @@ class OperatorMetrics:
             ) if predicted > 0 and getattr(before, "measured", None) != after.measured:
                 self.plan_rate_ratio.observe(measured / predicted)
 
-    def count_jobs(self, jobs: Iterable[InferenceJob]) -> None:
+    def count_jobs(self, jobs: Iterable[InferenceJob], now: str) -> None:
         """All jobs that there are."""
-        counts = Counts(_word_of(job) for job in jobs)
+        counts, longest = Counts[JobWord](), dict.fromkeys(_WAITING, 0.0)
+        for job in jobs:
+            word = _word_of(job)
+            counts[word] += 1
+            if word in longest:
+                longest[word] = max(longest[word], _waited_seconds(job, word, now))
         for word, gauge in self._jobs.items():
             gauge.set(counts[word])
+        for word, gauge in self._waits.items():
+            gauge.set(longest[word])
 
 
 def _word_of(job: InferenceJob) -> JobWord:
     columns = None if job.status is None else job.status.columns
     return JobWord.PENDING if columns is None or columns.status is None else columns.status
+
+
+def _waited_seconds(job: InferenceJob, word: JobWord, now: str) -> float:
+    """One that follows a folder to which nothing has come yet waits for nobody."""
+    created = job.metadata.creation_timestamp
+    if created is None or (word is JobWord.PLANNED and job.spec.inputs.follow):
+        return 0.0
+    conditions = () if job.status is None else job.status.conditions
+    return seconds_since(waits_since(conditions, created), now)
 
 
 class Telemetry:
@@ -139,6 +160,12 @@ class Telemetry:
         for (kind, _), alive_at in tuple(self._alive_at.items()):
             ages[kind] = max(ages.get(kind, 0.0), now - alive_at)
         return ages
+
+    def silent_namespaces(self, seconds: float) -> frozenset[str]:
+        """Those of which a watch is older, where each has its own."""
+        now = self._clock()
+        watches = tuple(self._alive_at.items())
+        return frozenset(name for (_, name), at in watches if name and now - at > seconds)
 
     def listed(self, resource: Resource, namespace: str) -> None:
         """kopf begins to list a kind in a namespace."""

@@ -39,6 +39,8 @@ _LOGIN_SECONDS: Final = 2.0
 _SETTLE_SECONDS: Final = 1.0
 _CLOSED_SECONDS: Final = 10.0
 """How often a namespace that cannot be read is asked for."""
+_SILENT_ROUNDS: Final = 2
+"""A namespace whose watch is so many times as old as it becomes may be unreadable."""
 _IDLE_SECONDS: Final = 0.1
 """kopf stores an object in full until no event of it has come for so long."""
 
@@ -134,11 +136,17 @@ class Watches:
         """List what cannot be read, until it can: a Role may come later than the operator."""
         while True:
             await asyncio.sleep(_CLOSED_SECONDS)
-            for namespace in self.namespaces.closed:
-                try:
-                    await self._list_namespace(namespace)
-                except ApiError as error:
-                    logger.warning("%s", error)
+            await self.list_unread()
+
+    async def list_unread(self) -> None:
+        """List the namespaces that cannot be read, or may be: kopf asks for minutes for a
+        watch that is refused before it lists anything."""
+        silent = self.telemetry.silent_namespaces(_SILENT_ROUNDS * self.watch_seconds)
+        for namespace in sorted(silent.union(self.namespaces.closed)):
+            try:
+                await self._list_namespace(namespace)
+            except ApiError as error:
+                logger.warning("%s", error)
 
     async def follow_relists(self) -> None:
         """List what kopf has listed again: it reports no object that was deleted meanwhile."""

@@ -61,6 +61,7 @@ from shoal_operator.reconcile.pool_budgets import UPDATING
 from shoal_operator.reconcile.resources import key_of
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, DeviceState, Node, Unreachable
+from shoal_operator.reconcile.times import seconds_since
 from shoal_operator.reconcile.workers import coordinator_address
 from shoal_protocol.identities import why_no_device
 from shoal_protocol.units import counted, listed
@@ -69,6 +70,7 @@ REQUEUE_SECONDS: Final = 30.0
 ASKED_SECONDS: Final = 2.0
 """After these a coordinator that has started is looked at again: an answer that says what was known
 already wakes nobody."""
+_AWAITED_SECONDS: Final = 300.0
 _NAMED: Final = 5
 _SHORT_PERCENT: Final = 10
 """Of a volume's size: with less it is nearly full."""
@@ -111,6 +113,15 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
         certificates=certificates_wanted(pool, settings),
         requeue_seconds=ASKED_SECONDS if outdated else REQUEUE_SECONDS,
     )
+
+
+def is_awaited(pool: DevicePool | None, now: str) -> bool:
+    """Whether a pool is not ready but may be at any moment, as while its pods are replaced: then
+    its coordinator is asked often. What takes longer waits for a person."""
+    ready = None if pool is None else pool.condition("Ready")
+    if ready is None or ready.status is TRUE:
+        return False
+    return seconds_since(ready.last_transition_time, now) < _AWAITED_SECONDS
 
 
 def _is_outdated(snapshot: DevicePoolSnapshot) -> bool:

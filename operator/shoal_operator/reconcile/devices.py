@@ -1,8 +1,9 @@
 """Devices: what a pool's coordinator reports of each, as objects that `kubectl` shows. Pure.
 
 A device that is silent is Ready Unknown; so are all while the coordinator does not answer. One that
-is not connected stays as long as its node is selected, since its agent will be back. Whether it is
-within its budget: see `budgets`.
+is not connected stays as long as its node is selected, since its agent will be back. What it and
+its links measure is written once a minute (`measurements`). Whether it is within its budget: see
+`budgets`.
 """
 
 from collections.abc import Iterable
@@ -32,6 +33,7 @@ from shoal_operator.reconcile.conditions import (
 from shoal_operator.reconcile.decision import DeviceChild
 from shoal_operator.reconcile.fragment_budgets import planned_on
 from shoal_operator.reconcile.manifests import labels_of, manifest
+from shoal_operator.reconcile.measurements import FOLLOW_SECONDS, without_numbers
 from shoal_operator.reconcile.names import (
     chosen_name,
     device_object_name,
@@ -47,9 +49,8 @@ from shoal_operator.reconcile.times import as_time, instant, seconds_since
 from shoal_protocol.copying import copied
 from shoal_protocol.speeds import UNKNOWN_LINK, Link, Speed
 
-_SEEN_SECONDS: Final = 60.0
 _THERE_SECONDS: Final = 300.0
-"""How often a device is written whose state does not change: all that an idle pool writes."""
+"""How often a device is written of which nothing changes: all that an idle pool writes."""
 
 
 _STATES: Final = {
@@ -131,9 +132,13 @@ def _new(pool: str, name: str) -> Device:
 def _seen(snapshot: DevicePoolSnapshot, device: Device, each: ConnectedDevice) -> DeviceStatus:
     before = device.status or DeviceStatus()
     seen = as_time(max(0.0, instant(snapshot.now) - each.silent_seconds))
-    stays = _THERE_SECONDS if each.state is DeviceState.READY else _SEEN_SECONDS
+    was, measured = (before.speed, before.link), (_speed(each.speed), _link(each.link))
+    is_still = each.state is DeviceState.READY and was == measured
+    stays = _THERE_SECONDS if is_still else FOLLOW_SECONDS
     if before.last_seen_time is not None and seconds_since(before.last_seen_time, seen) < stays:
         seen = before.last_seen_time
+        if without_numbers(was) == without_numbers(measured):
+            measured = was
     return DeviceStatus(
         node=shortened(each.name, 253),
         architecture=shortened(each.architecture, 32) or None,
@@ -141,8 +146,8 @@ def _seen(snapshot: DevicePoolSnapshot, device: Device, each: ConnectedDevice) -
         floor_bytes=each.floor_bytes,
         cached_fragments=CachedFragments(count=each.cached_fragments, bytes=each.cached_bytes),
         last_seen_time=seen,
-        speed=_speed(each.speed),
-        link=_link(each.link),
+        speed=measured[0],
+        link=measured[1],
     )
 
 

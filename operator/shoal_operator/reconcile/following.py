@@ -7,6 +7,7 @@ after the run, as of any job. Where that worker fails, the job does as well, whe
 have come are done; while they are not, what failed is tried again.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from shoal_api.kinds import InferenceJob
@@ -33,6 +34,7 @@ from shoal_operator.reconcile.workers import (
 )
 
 _ACTIVE = (WorkerPhase.PENDING, WorkerPhase.RUNNING)
+_HELD_UP = (WorkerPhase.PENDING, WorkerPhase.FAILED)
 
 
 def follows(job: InferenceJob) -> bool:
@@ -70,12 +72,27 @@ def lacks_inputs(snapshot: InferenceJobSnapshot, run: Run) -> Verdict | None:
 
 
 def how_far(snapshot: InferenceJobSnapshot, run: Run) -> Cause:
-    """How far a run is, and that its last inputs do not come."""
+    """How far a run is, and what keeps inputs from coming, or results."""
     cause, failed = progress(run), _failed_transfer(snapshot, run)
-    if failed is None:
-        return cause
-    text = f"{cause.message}; inputs could not be transferred: {failed.message}"
-    return Cause(cause.reason, text)
+    if failed is not None:
+        also = [f"inputs could not be transferred: {failed.message}"]
+    else:
+        also = [f"{what} are not copied: {why}" for what, why in _held_up(snapshot)]
+    return Cause(cause.reason, "; ".join([cause.message, *also]))
+
+
+def _held_up(snapshot: InferenceJobSnapshot) -> Iterator[tuple[str, str]]:
+    """What is not copied while the job runs, and what its worker or the scheduler says."""
+    job, pool = snapshot.job, snapshot.pool_name
+    if not follows(job):
+        return
+    for what, each in (
+        ("inputs", input_worker(job, pool)),
+        ("results", result_follower(job, pool)),
+    ):
+        worker = worker_named(snapshot.workers, each.name)
+        if worker is not None and worker.phase in _HELD_UP and worker.message:
+            yield what, worker_text(worker, "")
 
 
 def _failed_transfer(snapshot: InferenceJobSnapshot, run: Run) -> Verdict | None:

@@ -16,7 +16,8 @@ force stays
 - while the best plan gains less than a tenth over it. Where it gains more, or devices were lost, a
   plan that moves fewer fragments may follow instead (`shoal_planner.replanning`).
 
-Only a plan with other stages is a new epoch.
+Only a plan with other stages is a new epoch. What is predicted of the plan in force changes with
+each measurement, and is written once a minute (`measurements`).
 
 Where the Partition leaves its cuts to the plan, the first question is where to cut
 (`planned_cuts`). The answer is in `status.cut`, from where the Partition takes it; what is cut
@@ -40,6 +41,7 @@ from shoal_operator.reconcile.conditions import (
 )
 from shoal_operator.reconcile.decision import Decision, Note
 from shoal_operator.reconcile.fragment_budgets import budgets_of
+from shoal_operator.reconcile.measurements import seconds_left, without_numbers
 from shoal_operator.reconcile.partition import current_document
 from shoal_operator.reconcile.planned_cuts import (
     CutQuestion,
@@ -286,10 +288,16 @@ def _planned(snapshot: PlacementSnapshot, site: Site, best: Plan) -> Decision:
     epoch = _before(snapshot).epoch or 0
     assert isinstance(snapshot.view, CoordinatorView), "`_devices` has checked"
     status = replace(
-        status_of(best, site), budgets=budgets_of(best, site, snapshot.view.devices), epoch=epoch
+        status_of(best, site),
+        budgets=budgets_of(best, site, snapshot.view.devices),
+        predicted_time=snapshot.now,
+        epoch=epoch,
     )
     if assignment(previous) == assignment(best.stages):
-        return _decision(snapshot, status, _good(text))
+        seconds = _stays_seconds(snapshot, status)
+        if seconds is None:
+            return _decision(snapshot, status, _good(text))
+        return replace(_unchanged(snapshot), requeue_seconds=seconds or None)
     # A Placement that was deleted under a run continues the epochs of the run's plan.
     of_the_run = 0 if snapshot.measured is None else snapshot.measured.plan
     status = replace(status, epoch=max(epoch, of_the_run) + 1)
@@ -301,6 +309,23 @@ def _planned(snapshot: PlacementSnapshot, site: Site, best: Plan) -> Decision:
         note = Note("ReplannedPlacement", f"{text}{why}", since=since)
     decision = _decision(snapshot, status, _good(text))
     return replace(decision, notes=(*decision.notes, note))
+
+
+def _stays_seconds(snapshot: PlacementSnapshot, status: PlacementStatus) -> float | None:
+    """For how long the plan in force stays as it is written; 0: until something changes, None: it
+    is to be written now."""
+    before = _before(snapshot)
+    was, now = _predictions(before), _predictions(status)
+    if not snapshot.placement.holds("Planned") or without_numbers(was) != without_numbers(now):
+        return None
+    if (was, before.rejected) == (now, status.rejected):
+        return 0.0
+    return seconds_left(before.predicted_time, snapshot.now) or None
+
+
+def _predictions(status: PlacementStatus) -> tuple[object, ...]:
+    stages = tuple(replace(stage, measured_seconds=None) for stage in status.stages)
+    return stages, status.fragments, status.budgets, status.predicted, status.makespan
 
 
 # ---- the status ----------------------------------------------------------------------------------

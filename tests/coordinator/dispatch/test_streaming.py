@@ -76,6 +76,20 @@ def test_a_join_waits_for_all_its_branches() -> None:
     assert only(table.answer(right), Execute).stage == 3
 
 
+def test_a_task_that_is_given_ahead_of_its_inputs_has_not_waited_for_a_device() -> None:
+    table = Table()
+    table.wait(100_000)  # the machine has been on for a while
+    table.join("d1", resident=("a",))
+    table.join("d2", resident=("b",))
+    queue = table.submit(job(chain("a", "b", homes=HOMES), 40))
+    while queue:
+        if isinstance(one := queue.pop(0), Execute | FinishItem | Forward):
+            queue += table.answer(one, milliseconds=0.05)
+    given = table.all(Execute)
+    assert any(one.ahead for one in given)
+    assert max(one.waited for one in given) < 1_000_000_000
+
+
 def test_the_activation_leaves_ahead_to_the_next_device() -> None:
     table = two_stages_running()
     first = table.all(Execute)[0]

@@ -1,4 +1,4 @@
-"""In a namespace that is being deleted there is nothing to do, and nothing to warn of."""
+"""Of what is being deleted, or was just now, there is nothing to do, and nothing to warn of."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from reconcile.rules import decide
 from reconcile.test_device_pool import snapshot
 from shoal_api.writing import write
 from shoal_operator.controller.actions import Actions
-from shoal_operator.controller.api import Api, Rejected
+from shoal_operator.controller.api import Api, Conflict, Rejected
 from shoal_operator.controller.cache import Cache, Own, reduce
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.children import Children
@@ -37,9 +37,12 @@ class Server:
     def __init__(self) -> None:
         self.causes: list[dict[str, str]] = [LEAVING]
         self.refused = 0
+        self.has_pool = True
 
     async def answer(self, request: web.Request) -> web.Response:
         if request.method == "GET":
+            return web.json_response({"reason": "NotFound"}, status=404)
+        if request.path.endswith("/status") and not self.has_pool:
             return web.json_response({"reason": "NotFound"}, status=404)
         if request.path.endswith("/status"):
             return web.json_response(POOL | {"status": (await request.json())["status"]})
@@ -106,3 +109,13 @@ async def test_what_is_forbidden_for_another_cause_is_told(
     applied = actions.applied(own)
     assert applied is not None
     assert applied.refused
+
+
+async def test_an_object_that_was_deleted_since_it_was_read_is_no_failure(
+    actions: Actions, server: Server
+) -> None:
+    """The watch brings it in a moment; to the controller it is as if somebody had edited it."""
+    server.has_pool = False
+    with pytest.raises(Conflict):
+        await actions.carry_out(pool_object(), decide(snapshot()))
+    assert server.refused == 0, "nothing else is done for it"

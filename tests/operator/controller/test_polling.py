@@ -7,7 +7,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from shoal_operator.controller.coordinators import POLL_SECONDS, Coordinators
+from shoal_operator.controller.coordinators import IDLE_SECONDS, POLL_SECONDS, Coordinators
 from shoal_operator.controller.telemetry import OperatorMetrics
 from shoal_operator.controller.views import View
 from shoal_operator.reconcile.snapshot import CoordinatorView, Unreachable
@@ -62,3 +62,36 @@ async def test_a_poll_that_nobody_was_prepared_for_is_told_and_the_next_one_is_m
         while not isinstance(view(), CoordinatorView):
             faulty.changed.clear()
             await faulty.changed.wait()
+
+
+async def test_an_idle_coordinator_is_asked_soon_once_there_is_work(coordinator: str) -> None:
+    """The pause of an idle pool may have begun a moment before."""
+    busy, polled, metrics = False, asyncio.Event(), OperatorMetrics()
+
+    async def connect(namespace: str, pool: str, target: str) -> grpc.aio.Channel:
+        return open_channel(target)
+
+    def has_work(namespace: str, pool: str) -> bool:
+        polled.set()  # it is asked after each poll
+        return busy
+
+    def polls() -> float:
+        return sum(
+            sample.value
+            for family in metrics.registry.collect()
+            for sample in family.samples
+            if sample.labels.get("method") == "ListJobs" and sample.name.endswith("_total")
+        )
+
+    made = Coordinators(connect, metrics, has_work=has_work, changed=lambda topics: None)
+    try:
+        made.follow("lab", "shelf", coordinator)
+        async with asyncio.timeout(10 * POLL_SECONDS):
+            await polled.wait()
+        assert polls() == 1
+        busy = True
+        async with asyncio.timeout(IDLE_SECONDS / 2):
+            while polls() < 2:
+                await asyncio.sleep(0.05)
+    finally:
+        await made.close()

@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from reconcile.values import make
+from shoal_api.conditions import JobWord
 from shoal_api.fields import Condition, ConditionStatus
-from shoal_api.kinds.inference_job import InferenceJobStatus
+from shoal_api.kinds import InferenceJob
+from shoal_api.kinds.inference_job import InferenceJobColumns, InferenceJobStatus
 from shoal_api.kinds.placement import Cost, PlacementStatus
 from shoal_operator.controller.telemetry import OperatorMetrics
 
@@ -53,3 +56,40 @@ def test_where_nothing_was_predicted_nothing_is_compared() -> None:
     metrics = OperatorMetrics()
     metrics.status_written(None, PlacementStatus(measured=Cost(items_per_second=20.0)))
     assert value(metrics, "plan_rate_ratio_count") == 0
+
+
+def waiting(word: JobWord, *turned: str, created: str, follow: bool = False) -> InferenceJob:
+    """A job of this status, whose condition Planned became False at these times."""
+    spec = {
+        "modelRef": {"name": "rec"},
+        "poolRef": {"name": "shelf"},
+        "inputs": {"uri": "pvc://lines/in", "follow": follow},
+        "outputs": {"uri": "pvc://lines/out"},
+    }
+    job = make(InferenceJob, "ocr", spec)
+    planned = Condition(
+        type="Planned", status=ConditionStatus.FALSE, reason="Waiting", last_transition_time=created
+    )
+    conditions = tuple(replace(planned, last_transition_time=each) for each in turned)
+    columns = InferenceJobColumns(status=word)
+    return replace(
+        job,
+        metadata=replace(job.metadata, creation_timestamp=created),
+        status=InferenceJobStatus(conditions=conditions, columns=columns),
+    )
+
+
+def test_the_job_that_has_waited_for_longest_is_told_by_status() -> None:
+    metrics, now = OperatorMetrics(), "2026-03-01T12:00:00Z"
+    jobs = [
+        waiting(JobWord.PENDING, created="2026-03-01T11:59:00Z"),
+        waiting(JobWord.PENDING, "2026-03-01T11:50:00Z", created="2026-02-01T00:00:00Z"),
+        waiting(JobWord.PLANNED, created="2026-02-01T00:00:00Z", follow=True),
+        waiting(JobWord.RUNNING, created="2026-02-01T00:00:00Z"),
+    ]
+    metrics.count_jobs(jobs, now)
+    name = "longest_wait_seconds"
+    assert value(metrics, name, status="Pending") == 600
+    assert value(metrics, name, status="Planned") == 0
+    metrics.count_jobs([], now)
+    assert value(metrics, name, status="Pending") == 0

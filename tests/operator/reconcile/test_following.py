@@ -72,6 +72,25 @@ def test_its_status_says_that_more_is_waited_for() -> None:
     assert (columns.items, columns.status) == ("24/24+", "Running")
 
 
+def test_its_status_says_why_nothing_is_copied() -> None:
+    waiting = knows(FOLLOWING, run(RunState.RUNNING, succeeded=24, active=0, following=True))
+    said = "24 items succeeded, waiting for more"
+
+    def told(snapshot: InferenceJobSnapshot) -> str:
+        return condition(decide(snapshot).status, "Complete").message
+
+    full = "pod in-7: Unschedulable: 0/3 nodes are available: 3 Insufficient memory"
+    inputs = Worker(name=INPUTS, phase=WorkerPhase.PENDING, message=full)
+    results = Worker(name=RESULTS, phase=WorkerPhase.FAILED, message="the claim is full")
+    held_up = replace(waiting, workers=(*waiting.workers, inputs, results))
+    whole = f"{said}; inputs are not copied: {full}; results are not copied: the claim is full"
+    assert told(held_up) == whole
+    assert told(copied_by(waiting, INPUTS, RESULTS)) == said
+    last = replace(inputs, name=LAST_INPUTS)
+    ending = knows(ENDING, run(RunState.RUNNING, succeeded=24, active=0, following=True))
+    assert f"inputs are not copied: {full}" in told(replace(ending, workers=(last,)))
+
+
 def test_the_end_is_submitted_when_what_has_come_is_transferred() -> None:
     running = knows(ENDING, run(RunState.RUNNING, succeeded=8, following=True))
     first = decide(copied_by(running, INPUTS, RESULTS))

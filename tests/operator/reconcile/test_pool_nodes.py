@@ -15,6 +15,7 @@ from shoal_api.kinds import Device, DevicePool
 from shoal_api.kinds.device import DeviceSpec
 from shoal_api.kinds.device_pool import DevicePoolStatus
 from shoal_operator.reconcile.agents import agent_sets
+from shoal_operator.reconcile.device_pool import is_awaited
 from shoal_operator.reconcile.names import (
     agents_name,
     device_object_name,
@@ -197,3 +198,19 @@ def test_agents_that_nobody_can_enrol_are_not_taken_for_missing() -> None:
     assert (
         "the operator has no authority to enrol agents with" in condition(status, "Ready").message
     )
+
+
+@pytest.mark.parametrize(
+    ("status", "now", "awaited"),
+    [
+        (ConditionStatus.FALSE, "2026-03-01T12:04:59Z", True),
+        (ConditionStatus.FALSE, "2026-03-01T12:05:00Z", False),
+        (ConditionStatus.TRUE, NOW, False),
+    ],
+)
+def test_a_pool_is_awaited_for_five_minutes_after_it_was_ready(
+    status: ConditionStatus, now: str, awaited: bool
+) -> None:
+    ready = Condition(type="Ready", status=status, reason="X", last_transition_time=NOW)
+    assert is_awaited(replace(pool(), status=DevicePoolStatus(conditions=(ready,))), now) is awaited
+    assert not is_awaited(None, now)

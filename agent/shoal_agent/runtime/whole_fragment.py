@@ -29,7 +29,7 @@ from shoal_agent.runtime.mapped_pages import (
 from shoal_agent.runtime.open_block import as_value, run_bound
 from shoal_agent.runtime.prepared import PreparedModel
 from shoal_agent.runtime.process_memory import clean_pages
-from shoal_agent.runtime.recipes import AS_IT_IS, DEQUANTISING, PREPARED, Recipe
+from shoal_agent.runtime.recipes import AS_IT_IS, DEQUANTISING, PREPARED, UNPREPARED, Recipe
 from shoal_agent.runtime.sessions import open_session, options_of
 from shoal_agent.runtime.weights_on_disk import WeightsOnDisk
 from shoal_protocol.manifest import MODEL, weight_files
@@ -54,7 +54,7 @@ class Whole:
 
     @property
     def prepared(self) -> bool:
-        return self.recipe not in (AS_IT_IS, DEQUANTISING)
+        return self.recipe not in UNPREPARED
 
     def options(self, threads: int) -> onnxruntime.SessionOptions:
         return options_of(self.recipe, threads, in_order=self.in_order)

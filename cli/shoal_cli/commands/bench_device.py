@@ -49,8 +49,8 @@ BudgetRange = Annotated[
     str | None,
     typer.Option(
         metavar="FROM..TO",
-        help="Six budgets from one to the other: sizes, [bold]ample[/bold] for all that the model "
-        "needs, [bold]least[/bold] for the smallest that it runs in.",
+        help="Six budgets from one to the other. Each end is a size, [bold]ample[/bold] (all that "
+        "the model needs) or [bold]least[/bold] (the smallest that it runs in).",
     ),
 ]
 Inputs = Annotated[

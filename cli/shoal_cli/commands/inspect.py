@@ -13,7 +13,7 @@ EPILOG: Final = (
     "What a model is and takes:  shoal inspect s3://models/rec.onnx\n\n"
     "With a size for its dynamic axes:  shoal inspect model.onnx --shape x=1,3,48,320\n\n"
     "[bold]Exit status[/bold]\n\n"
-    "0: it is sound. 1: it could not be fetched, which may pass. 2: it is refused, or not there."
+    "0: it is sound. 1: it could not be fetched; try again. 2: it is refused, or not there."
 )
 
 

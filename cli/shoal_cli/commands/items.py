@@ -33,7 +33,7 @@ Items = Annotated[
     typer.Argument(
         metavar="[ITEM...]",
         min=0,
-        help="Of the failed items these, by their numbers; the others stay failed. "
+        help="Only these of the failed items, by their numbers; the others stay failed. "
         "[dim]Default: all[/dim]",
     ),
 ]
@@ -69,7 +69,7 @@ def retry(
 
     Results that exist stay. Of a followed folder the files of these items are taken once more.
 
-    On a cluster this edits spec.retry of the InferenceJob, which is Running then, and ends again.
+    On a cluster this edits spec.retry of the InferenceJob, which runs and ends again.
     """
     from shoal_cli.live.cluster import retry_job
 

@@ -54,7 +54,7 @@ Coordinator = Annotated[
 ]
 JobNames = Annotated[
     list[str],
-    typer.Argument(metavar="JOB...", help="Its name.", show_default=False),
+    typer.Argument(metavar="JOB...", help="Names of jobs.", show_default=False),
 ]
 Remove = Annotated[
     bool, typer.Option("--remove", help="Forget the job too, with its inputs and results there.")
@@ -78,7 +78,8 @@ def devices(coordinator: Coordinator = None, as_json: options.AsJson = False) ->
 def jobs(coordinator: Coordinator = None, as_json: options.AsJson = False) -> None:
     """List a coordinator's jobs, in the order of their submission.
 
-    A job of `shoal run --coordinator` is called as the manifest calls it, and by what it works on.
+    A job of `shoal run --coordinator` has the manifest's name and a digest of what it works on, as
+    in ocr-6f1c22ab.
     """
     found = asyncio.run(_asked(coordinator, lambda client: client.jobs()))
     _show(found, "no jobs", _job_table, as_json=as_json)

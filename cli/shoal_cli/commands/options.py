@@ -124,7 +124,8 @@ Shapes = Annotated[
 Digest = Annotated[
     str | None,
     typer.Option(
-        metavar="sha256:HEX", help="What the model must be; anything else is refused with status 2."
+        metavar="sha256:HEX",
+        help="The digest that the model must have; any other is refused with status 2.",
     ),
 ]
 AsJson = Annotated[

@@ -79,7 +79,7 @@ class BareModel:
         str | None,
         options.bare(
             metavar="N|FILE",
-            help="How many devices to pretend; with [bold]--profile[/bold], a file of devices and "
+            help="How many devices to simulate; with [bold]--profile[/bold], a file of devices and "
             "links. [dim]Default: 3[/dim]",
         ),
     ] = None
@@ -89,7 +89,7 @@ class BareModel:
 
     @property
     def device_count(self) -> int | None:
-        """How many devices to pretend. Raises `typer.BadParameter`."""
+        """How many devices to simulate. Raises `typer.BadParameter`."""
         if self.devices is None:
             return None
         if not (count := parse_whole(self.devices, MOST_DEVICES)):

@@ -64,9 +64,9 @@ def run(
     """Run inference jobs on this machine: a coordinator, and one agent process per device.
 
     Takes the manifests that a cluster takes (DevicePool.spec.local says which devices this machine
-    pretends to be; with --coordinator those of the coordinator count), or a bare ONNX model. The
+    simulates; with --coordinator those of the coordinator count), or a bare ONNX model. The
     model is cut into fragments that fit the devices' budgets, every device keeps within its own,
-    and results are written as they come. Running the same command again does what is missing.
+    and results are written as they come. Running the same command again runs only what is missing.
     """
     from shoal_cli.commands import tables
     from shoal_cli.local import remote

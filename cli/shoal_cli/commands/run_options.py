@@ -28,15 +28,15 @@ class BareModel:
     inputs: Annotated[
         Path | None,
         options.bare(
-            help="Folder of .npz and .npy files. A file is an item; or an item for each row, where "
-            "its array has an axis more than the model's input, or rows though that has a first "
-            "axis of 1."
+            help="Folder of .npz and .npy files. A file is one item. It is an item for each row if "
+            "its array has one more axis than the model's input, or several rows where the model's "
+            "first axis is fixed to 1."
         ),
     ] = None
     outputs: Annotated[Path | None, options.bare(help="Folder for the results.")] = None
     devices: Annotated[
         int | None,
-        options.bare(min=1, max=64, help="How many devices to pretend. [dim]Default: 3[/dim]"),
+        options.bare(min=1, max=64, help="How many devices to simulate. [dim]Default: 3[/dim]"),
     ] = None
     budget: options.Budgets = None
     fragments: options.Fragments = None
@@ -90,9 +90,9 @@ class HowToRun:
             help="Leave fragments and caches for the next run, or remove them at the end.",
         ),
     ] = True
-    log_level: Annotated[options.LogLevel, options.how(help="Of the logs in the work folder.")] = (
-        "info"
-    )
+    log_level: Annotated[
+        options.LogLevel, options.how(help="Level of the logs in the work folder.")
+    ] = "info"
     metrics_address: Annotated[
         str | None,
         options.how(

@@ -45,18 +45,20 @@ CoordinatorFolder = Annotated[
     typer.Option(
         "--folder",
         metavar="DIR",
-        help="What the coordinator keeps. [dim]Default: ~/.local/state/shoal/coordinator[/dim]",
+        help="What the coordinator keeps is there. "
+        "[dim]Default: ~/.local/state/shoal/coordinator[/dim]",
     ),
 ]
 Host = Annotated[
     str | None,
     typer.Option(
         metavar="HOST",
-        help="What others reach this machine by. [dim]Default: its address[/dim]",
+        help="The name or address by which others reach this machine. "
+        "[dim]Default: its address[/dim]",
     ),
 ]
 Port = Annotated[
-    int, typer.Option(min=1, max=65534, help="Of the coordinator; enrolment is at the next port.")
+    int, typer.Option(min=1, max=65534, help="Port of the coordinator; enrolment has the next one.")
 ]
 Minutes = Annotated[
     int, typer.Option(min=1, max=7 * 24 * 60, help="How long a join line is good for.")
@@ -138,7 +140,7 @@ def invite(
 
 
 def forget(device: DeviceName, folder: CoordinatorFolder = None) -> None:
-    """Give a device's name free: its certificate is not renewed any more.
+    """Forget a device: its certificate is not renewed, and its name is free.
 
     For a device that was lost, or set up anew. Its last certificate ends within a day. To be used
     on the machine of `shoal coordinator`, by the same user.

@@ -35,7 +35,7 @@ no `shoal run` and no pool of a program is active here, and no coordinator was j
 --coordinator HOST:PORT   one that `shoal join` has joined, or unix:/path
 --pool NAME               a DevicePool of the cluster that kubectl talks to"""
 
-Job = Annotated[str, typer.Argument(metavar="JOB", help="Its name.")]
+Job = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
 OutputKind = Literal["text", "json"]
 Output = Annotated[OutputKind, typer.Option("--output", "-o", help="For people, or for programs.")]
 
@@ -99,10 +99,10 @@ class Target:
         ),
     ] = None
     context: Annotated[
-        str | None, typer.Option(metavar="NAME", rich_help_panel=_CLUSTER, help="As of kubectl.")
+        str | None, typer.Option(metavar="NAME", rich_help_panel=_CLUSTER, help="As in kubectl.")
     ] = None
     kubeconfig: Annotated[
-        Path | None, typer.Option(metavar="FILE", rich_help_panel=_CLUSTER, help="As of kubectl.")
+        Path | None, typer.Option(metavar="FILE", rich_help_panel=_CLUSTER, help="As in kubectl.")
     ] = None
 
     @property

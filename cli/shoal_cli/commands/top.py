@@ -45,7 +45,7 @@ def top(
 ) -> None:
     """Watch a coordinator: its jobs with their stages, its devices with memory, queues and links.
 
-    Without options it is the active run on this machine. It changes nothing there.
+    Without options it watches the active run on this machine. It changes nothing there.
     """
     if output == "json" or not _can_redraw():
         asyncio.run(_print(target, interval, output))

@@ -297,8 +297,7 @@ def _named(layout: Layout, tensors: Sequence[str]) -> tuple[int, ...] | Refusal:
     for name in tensors:
         maker = layout.makers.get(name)
         if maker is None:
-            known = "is an input of the model" if name in layout.profile.tensors else "is unknown"
-            return Refusal(reason=f"cannot cut at {name}: that tensor {known}")
+            return Refusal(reason=f"cannot cut at {name}: {_not_made(layout.profile, name)}")
         node = layout.profile.nodes[maker]
         index = bisect_left(layout.positions, maker + 1)
         if node.role is Role.CONSTANT:
@@ -314,6 +313,15 @@ def _named(layout: Layout, tensors: Sequence[str]) -> tuple[int, ...] | Refusal:
             )
         cuts.add(position)
     return tuple(sorted(cuts))
+
+
+def _not_made(profile: Profile, name: str) -> str:
+    """What a tensor is that no node makes."""
+    if name in profile.weights:
+        return "that is a weight, not what a node makes"
+    if name in profile.tensors:
+        return "that tensor is an input of the model"
+    return "no node makes a tensor of that name; shoal partition lists those between fragments"
 
 
 def _too_many(layout: Layout, fragments: int) -> Refusal:

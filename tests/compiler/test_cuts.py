@@ -213,7 +213,8 @@ def test_cuts_at_named_tensors() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("nowhere", "is unknown"),
+        ("nowhere", "no node makes a tensor of that name"),
+        ("w1", "that is a weight"),
         ("t0", "is an input"),
         ("t4", "nothing comes after"),
         ("t1", "it is a sequence"),

@@ -1,8 +1,10 @@
 """Small result files: one sync makes many durable, and a loss of power at any moment loses none."""
 
 import contextlib
+import fcntl
 import os
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,10 @@ FILES = (
 )
 ITEMS = SINGLES + 2
 Open = Callable[..., ResultStore]
+MAX = (1 << 64) - 1
+FIEMAP, DELAYED = 0xC020660B, 0x4
+EXTENT_BYTES, FLAGS_AT = 56, 32 + 40
+"""The kernel's `struct fiemap` with one extent, and where the flags of that are."""
 
 
 @pytest.fixture
@@ -114,6 +120,34 @@ def test_one_sync_makes_all_small_files_of_a_batch_durable(
     put(results, *range(1, SINGLES))
     assert [name for name in disk.operations if "sync" in name] == ["fdatasync"]
     assert store().completed() == set(range(SINGLES))
+
+
+def waits_for_the_disk(path: Path) -> bool:
+    """Whether the kernel has not given a written file a place on the disk yet."""
+    request = bytearray(struct.pack("QQIIII", 0, MAX, 0, 0, 1, 0) + bytes(EXTENT_BYTES))
+    with path.open("rb") as file:
+        fcntl.ioctl(file, FIEMAP, request)
+    (flags,) = struct.unpack_from("I", request, FLAGS_AT)
+    return bool(flags & DELAYED)
+
+
+def test_results_wait_for_nothing_else_that_is_written_to_their_file_system(
+    store: Open, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    disk = tmp_path_factory.mktemp("disk")
+    other = disk / "other"
+    waited = []
+    for attempt in range(20):  # the kernel may write it at any moment
+        results = store(disk / f"out{attempt}")
+        other.unlink(missing_ok=True)
+        other.write_bytes(bytes(1 << 20))
+        put(results, *range(ITEMS))
+        results.close()
+        waited.append(waits_for_the_disk(other))
+        assert_all_made(disk / f"out{attempt}")
+        if waited[-1]:
+            break
+    assert any(waited)
 
 
 def test_what_a_crash_left_in_the_log_is_made_by_the_next_run(store: Open, tmp_path: Path) -> None:

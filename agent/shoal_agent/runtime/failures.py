@@ -10,7 +10,9 @@ import onnxruntime
 from shoal_agent.memory.demands import NoRoom
 from shoal_protocol.units import format_bytes
 
-_ERROR_CHARACTERS: Final = 400
+_ERROR_CHARACTERS: Final = 500
+"""Of a longer text, half from its beginning, which says what failed, and half from its end: why. In
+between is a place in the runtime's source."""
 _OUT_OF_MEMORY: Final = (
     "Failed to allocate memory",
     "bad_alloc",
@@ -100,7 +102,9 @@ def failure_of(error: Exception, *, stopped: bool = False) -> RuntimeFailed:
     """What an exception of the runtime is: its exceptions have no common base but `Exception`."""
     text = str(error)
     line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    line = line[:_ERROR_CHARACTERS]
+    if len(line) > _ERROR_CHARACTERS:
+        half = _ERROR_CHARACTERS // 2
+        line = f"{line[:half]} ... {line[-half:]}"
     if stopped:
         return Terminated(f"stopped{node_in(text) or ' while it ran'}")
     if any(sign in text for sign in _OUT_OF_MEMORY):

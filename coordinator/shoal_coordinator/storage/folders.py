@@ -9,10 +9,18 @@ import ctypes
 import errno
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_SYNC_FILE_RANGE: Final = getattr(_LIBC, "sync_file_range", None)
+_WRITE: Final = 2
+"""Its flag to begin to write, and not to wait for it."""
+_FEW: Final = 64
+"""So many files are synced one by one, in 10 to 40 ms on a disk of a server. The sync of a file
+system takes as long for a thousand, but waits for all that others write to it: on the card of a
+small board, a minute for an image that is pulled."""
 
 
 class Folder:
@@ -88,8 +96,27 @@ class Folder:
         """Make names in this folder durable."""
         os.fsync(self._descriptor)
 
+    def sync_files(self, names: Collection[str]) -> None:
+        """Make the contents of files durable; those that are not there are passed over."""
+        if len(names) > _FEW:
+            self.sync_file_system()
+            return
+        with contextlib.ExitStack() as opened:
+            descriptors: list[int] = []
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    descriptors.append(self.open(name, os.O_RDONLY))
+                    opened.callback(os.close, descriptors[-1])
+            # The kernel writes all of them now, and the first sync finds little left to do for the
+            # others. Where it cannot be told, each sync does it for itself.
+            if _SYNC_FILE_RANGE is not None:
+                for each in descriptors:
+                    _SYNC_FILE_RANGE(each, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE)
+            for each in descriptors:
+                os.fsync(each)
+
     def sync_file_system(self) -> None:
-        """Make all files of this folder's file system durable, for less than to sync a few."""
+        """Make all files of this folder's file system durable."""
         if _LIBC.syncfs(self._descriptor):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(self.path))

@@ -2,8 +2,8 @@
 
 To sync a file of a few KiB costs more than to write it. So small files are written under temporary
 names, and appended to a log as well, whole; one sync of the log makes all that have come durable. A
-*group* is what one log holds. The file system is synced once for a group, and its files get their
-names; meanwhile the next group takes what comes. The log is removed when the journal notes its
+*group* is what one log holds. The files of a group are synced together, and get their names;
+meanwhile the next group takes what comes. The log is removed when the journal notes its
 files. So a name in the outputs never refers to half a file, also after a loss of power, and what
 was logged is made by whoever opens the outputs next.
 
@@ -153,7 +153,7 @@ class ResultLog:
         """Give files their names, durably; of those that cannot be named: why. Raises `OSError` if
         nothing is known of any of them."""
         failed: dict[int, OSError] = {}
-        self._folder.sync_file_system()
+        self._folder.sync_files([_temporary(number) for number in sizes])
         for number, size in sizes.items():
             name = self._names[number]
             try:

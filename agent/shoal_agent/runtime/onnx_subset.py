@@ -1,13 +1,9 @@
 """Walks through ONNX models, of whose messages `onnx_subset.proto` declares what an agent needs."""
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from shoal_protocol.onnx_subset_pb2 import Graph, Node, Tensor
 from shoal_protocol.row_readers import ROW_READERS
-
-_FEW_BITS: Final = frozenset((21, 22, 23, 25, 26))
-"""Of the types of tensors in onnx.proto: integers of 4 and 2 bits, and floats of 4."""
 
 
 def tensors(graph: Graph) -> Iterator[Tensor]:
@@ -34,11 +30,6 @@ def table_places(node: Node) -> Sequence[int]:
 def reads_rows(graph: Graph) -> bool:
     """Whether a graph, or one inside it, has a table of which items read some rows."""
     return any(tables(graph))
-
-
-def has_few_bits(graph: Graph) -> bool:
-    """Whether a graph, or one inside it, has weights of fewer than 8 bits."""
-    return any(tensor.data_type in _FEW_BITS for tensor in tensors(graph))
 
 
 def inner_graphs(graph: Graph) -> Iterator[Graph]:

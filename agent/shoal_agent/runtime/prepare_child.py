@@ -135,10 +135,10 @@ def _prepare(order: Order) -> dict[str, Any]:
 
 def _save(order: Order, folders: Sequence[Path]) -> list[bool]:
     """Save each model in its folder; whether they have tables of which items read rows."""
-    from shoal_agent.runtime import layouts  # noqa: PLC0415 - under the limit
+    from shoal_agent.runtime import held_weights, layouts  # noqa: PLC0415 - under the limit
     from shoal_agent.runtime.external_data import align  # noqa: PLC0415 - as above
-    from shoal_agent.runtime.onnx_subset import has_few_bits, reads_rows  # noqa: PLC0415 - as above
-    from shoal_agent.runtime.recipes import SAVING, SAVING_DEQUANTISING  # noqa: PLC0415 - as above
+    from shoal_agent.runtime.onnx_subset import reads_rows  # noqa: PLC0415 - as above
+    from shoal_agent.runtime.recipes import SAVING  # noqa: PLC0415 - as above
     from shoal_protocol.onnx_subset_pb2 import Model  # noqa: PLC0415 - as above
 
     saved, marked, tables = [], [], []
@@ -148,14 +148,14 @@ def _save(order: Order, folders: Sequence[Path]) -> list[bool]:
         tables.append(reads_rows(model.graph))
         marked.append(layouts.mark(model))
         folder.mkdir(mode=0o700)
-        keeps = dequantises and not has_few_bits(model.graph)
-        recipe = SAVING_DEQUANTISING if keeps else SAVING
-        _open(model.SerializeToString(), recipe, Path(order.file).parent, saved=folder)
+        held = held_weights.hold(model) if dequantises else frozenset[str]()
+        _open(model.SerializeToString(), SAVING, Path(order.file).parent, saved=folder)
         _free()
         (folder / WEIGHTS).touch()  # a model without weights has none
         model = Model.FromString((folder / MODEL).read_bytes())
         align(folder, model, rows=tables[-1])
         layouts.unmark(model)
+        held_weights.release(model, held)
         saved.append(model)
     layouts.join(saved, marked, order.results)
     for folder, model in zip(folders, saved, strict=True):

@@ -29,7 +29,7 @@ from shoal_protocol.digests import from_hexadecimal
 from shoal_protocol.manifest import MODEL, WEIGHTS
 from shoal_protocol.page_cache import read_in_small_pages
 
-_VERSION: Final = "10"
+_VERSION: Final = "11"
 """Another one for other options in `recipes`, other sessions' bytes, or another manifest."""
 _MOST_MANIFEST_BYTES: Final = 1 << 20
 _SPARE_BYTES: Final = 64 << 10

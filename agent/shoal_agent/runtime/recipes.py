@@ -44,12 +44,6 @@ DEQUANTISING: Final = Recipe(LEVEL, packs=False, disabled=(*_OFF, FUSES_DEQUANTI
 UNPREPARED: Final = (AS_IT_IS, DEQUANTISING)
 SAVING: Final = Recipe("ORT_ENABLE_ALL", packs=True, disabled=UNSOUND_OPTIMIZERS)
 """To prepare a model, in a child process."""
-SAVING_DEQUANTISING: Final = Recipe(
-    "ORT_ENABLE_ALL", packs=True, disabled=(*UNSOUND_OPTIMIZERS, FUSES_DEQUANTISED)
-)
-"""The same, of a model whose products have weights of 8 bits that are dequantised. Fused, packed
-or not, they take up to four times as long: all weights are made floats in each run, outside of the
-arena. With fewer bits, packed ones take a tenth to a half of the time."""
 PREPARED: Final = Recipe("ORT_DISABLE_ALL", packs=True)
 """A prepared model: packed weights are found among its external data, and mapped."""
 PREPARED_UNPACKED: Final = Recipe("ORT_DISABLE_ALL", packs=False)

@@ -32,6 +32,7 @@ from shoal_protocol.channels import Credentials, open_channel
 from shoal_protocol.choices import Residency
 from shoal_protocol.identities import COORDINATOR
 from shoal_protocol.join_lines import read_join_line
+from shoal_protocol.memory_folders import is_in_memory
 from shoal_protocol.state_folders import state_folder
 from shoal_protocol.units import Bytes, format_bytes, parse_bytes, parse_quantity
 
@@ -127,6 +128,8 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
         _refuse_tiny_limit(parser, values.budget, Machine().memory_limit_bytes())
     values.cache = values.cache or _CACHE
     _refuse_unusable_cache(parser, values.cache)
+    if not values.exit_with_parent:  # else who started this one says it
+        _warn_of_memory(parser.prog, values.cache)
     values.log_level = values.log_level or "warning"
     if values.advertise is not None and values.listen is None:
         parser.error("--advertise needs --listen")
@@ -142,6 +145,13 @@ def _warn_beyond_memory(program: str, budget: Bytes) -> None:
     if budget > (have := Machine().memory_bytes):
         text = f"{format_bytes(budget)} is more than this machine's memory, {format_bytes(have)}"
         print(f"{program}: warning: a budget of {text}; less will be there", file=sys.stderr)
+
+
+def _warn_of_memory(program: str, cache: Path) -> None:
+    if is_in_memory(cache):
+        text = f"the cache {cache} is on a tmpfs: what is stored there is memory too, beside the"
+        remedy = "budget; name a folder on a disk with --cache DIR"
+        print(f"{program}: warning: {text} {remedy}", file=sys.stderr)
 
 
 def _refuse_tiny_limit(parser: argparse.ArgumentParser, budget: Bytes, limit: int | None) -> None:

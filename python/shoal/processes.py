@@ -98,6 +98,8 @@ async def running(chosen: Settings) -> AsyncIterator[Running]:
             pool = bare_pool(chosen.budgets)
             speed = await in_thread(machine_speed)  # before anything else runs
             place = stack.enter_context(workspace(chosen.work))
+            if text := place.in_memory_note("work="):
+                logger.warning("%s", text)
             groups = await asyncio.to_thread(_open_groups, chosen.enforce, place)
             if groups is not None:
                 stack.callback(groups.remove)

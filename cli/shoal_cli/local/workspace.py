@@ -24,6 +24,7 @@ from typing import Final
 
 from shoal_cli.local.cgroups import run_is_alive, run_name
 from shoal_cli.transfer.cache_folder import default_cache
+from shoal_protocol.memory_folders import is_in_memory
 
 KEPT_RUNS: Final = 10
 _SOCKETS_PREFIX: Final = "shoal-"
@@ -79,6 +80,16 @@ class Workspace:
     def coordinator(self, pool: str) -> str:
         """The gRPC target of a pool's coordinator."""
         return self.socket(f"{pool[:20]}{_COORDINATOR}")
+
+    def in_memory_note(self, remedy: str = "--work DIR") -> str | None:
+        """What to tell a user where the files of devices are memory, which no budget counts;
+        `remedy` names another folder."""
+        if not is_in_memory(self.root):
+            return None
+        return (
+            f"the work folder {self.root} is on a tmpfs: what devices store there is memory too, "
+            f"beside their budgets; name a folder on a disk with {remedy}"
+        )
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -33,7 +33,7 @@ from shoal_protocol.choices import Residency
 from shoal_protocol.identities import COORDINATOR
 from shoal_protocol.join_lines import read_join_line
 from shoal_protocol.memory_folders import is_in_memory
-from shoal_protocol.state_folders import state_folder
+from shoal_protocol.state_folders import HomeMissing, home_folder, state_folder
 from shoal_protocol.units import Bytes, format_bytes, parse_bytes, parse_quantity
 
 _CACHE: Final = Path("/var/cache/shoal")
@@ -190,7 +190,7 @@ def _join(parser: argparse.ArgumentParser, values: argparse.Namespace) -> None:
         parser.error("a join line excludes --coordinator, --enrol..., --tls-... and --insecure")
     try:
         folder = state_folder() / "agent" / values.name
-    except RuntimeError:
+    except HomeMissing:
         folder = None
     if folder is None and not (values.identity_folder and values.cache):
         parser.error("this user has no home folder; give --identity-folder DIR and --cache DIR")
@@ -231,8 +231,8 @@ def _identity_folder(parser: argparse.ArgumentParser) -> Path:
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(runtime, "shoal-identity")
     try:
-        return Path.home() / ".local/state/shoal-identity"
-    except RuntimeError:  # a user that the machine does not know, as in some containers
+        return home_folder("XDG_RUNTIME_DIR") / ".local/state/shoal-identity"
+    except HomeMissing:
         parser.error("this user has no home folder for a certificate; give --identity-folder DIR")
 
 

@@ -21,6 +21,7 @@ from shoal_protocol.durable_files import replace_file
 from shoal_protocol.interpreter import module_command
 from shoal_protocol.speed_files import stored_speed, subject
 from shoal_protocol.speeds import UNKNOWN_SPEED, Speed
+from shoal_protocol.state_folders import HomeMissing
 
 _SECONDS: Final = 15.0
 _VARIABLE: Final = "SHOAL_SPEED"
@@ -31,7 +32,7 @@ class SpeedRefused(OSError):
 
 
 def speed_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """The file that agents read."""
+    """The file that agents read. Raises `HomeMissing`."""
     given = environment.get(_VARIABLE)
     return Path(given) if given else default_cache(environment) / "speed.json"
 
@@ -42,7 +43,10 @@ def machine_speed(
 ) -> Speed:
     """Measured now if it never was, in a second or two, `waiting` around it; unknown where that
     fails: then plans are made with what is assumed of a usual machine. Raises `SpeedRefused`."""
-    path = speed_path(environment)
+    try:
+        path = speed_path(environment)
+    except HomeMissing:
+        return UNKNOWN_SPEED
     if environment.get(_VARIABLE):
         return _given_speed(path)
     of = subject(1.0, metadata.version("onnxruntime"))

@@ -25,6 +25,7 @@ from typing import Final
 from shoal_cli.local.cgroups import run_is_alive, run_name
 from shoal_cli.transfer.cache_folder import default_cache
 from shoal_protocol.memory_folders import is_in_memory
+from shoal_protocol.state_folders import HomeMissing
 
 KEPT_RUNS: Final = 10
 _SOCKETS_PREFIX: Final = "shoal-"
@@ -40,6 +41,15 @@ class WorkspaceBusy(Exception):
             f"{folder} is used by another run (process {holder or 'unknown'}); "
             "wait for it, or give this one a folder of its own with --work DIR"
         )
+
+
+class WorkFolderUnusable(OSError):
+    """Nothing can be kept in the work folder, for a `reason` that `path` has."""
+
+    def __init__(self, path: str | Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}; name another one with --work DIR")
+        self.path = path
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,23 +115,15 @@ class RunningPool:
 @contextlib.contextmanager
 def open_workspace(root: Path, run: str | None = None) -> Iterator[Workspace]:
     """Lock the work folder at `root` for this run, by default the only one of this process. Raises
-    `WorkspaceBusy`."""
+    `WorkspaceBusy`, `WorkFolderUnusable`."""
     _check_name(root)
     run = run or run_name()
     sockets = _sockets_folder() / f"{_SOCKETS_PREFIX}{os.getuid()}-{run}"
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / "lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise WorkspaceBusy(root, lock.read().strip()) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+    with _locked(root):
         _sweep_sockets(sockets.parent)
-        if root.parent == _runs_folder():
-            _sweep_runs(root.parent)
+        with contextlib.suppress(HomeMissing):  # then nobody has a default folder
+            if root.parent == _runs_folder():
+                _sweep_runs(root.parent)
         sockets.mkdir(mode=0o700)
         (sockets / _WORK).symlink_to(root.resolve())
         try:
@@ -132,15 +134,34 @@ def open_workspace(root: Path, run: str | None = None) -> Iterator[Workspace]:
             shutil.rmtree(sockets, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Make the folder, and hold its lock, with our number in it."""
+    with contextlib.ExitStack() as held:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context((root / "lock").open("a+"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+        except BlockingIOError:
+            lock.seek(0)
+            raise WorkspaceBusy(root, lock.read().strip()) from None
+        except OSError as error:
+            raise WorkFolderUnusable(
+                error.filename or root, error.strerror or str(error)
+            ) from error
+        yield
+
+
 def _check_name(root: Path) -> None:
-    """ONNX Runtime opens files in there, by names that are UTF-8. Raises `OSError`."""
+    """ONNX Runtime opens files in there, by names that are UTF-8."""
     try:
         str(root.absolute()).encode()
     except UnicodeEncodeError:
-        raise OSError(
-            f"{root.absolute()}: the path of a work folder must be UTF-8; name another one with "
-            "--work DIR"
-        ) from None
+        reason = "the path of a work folder must be UTF-8"
+        raise WorkFolderUnusable(root.absolute(), reason) from None
 
 
 def default_work_folder(name: str, sources: Iterable[Path]) -> Path:

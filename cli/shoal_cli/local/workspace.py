@@ -31,6 +31,9 @@ KEPT_RUNS: Final = 10
 _SOCKETS_PREFIX: Final = "shoal-"
 _COORDINATOR: Final = ".c"
 _WORK: Final = "work"
+OF_OTHER_SESSIONS = (Path(f"/run/user/{os.getuid()}"), Path("/tmp"))  # noqa: S108 - only read
+"""Where runs of this user may have their sockets besides: a service has no `XDG_RUNTIME_DIR`, and a
+login has one."""
 
 
 class WorkspaceBusy(Exception):
@@ -187,7 +190,8 @@ def running_pools() -> list[RunningPool]:
     """The pools of all runs of this user on this machine."""
     prefix = f"{_SOCKETS_PREFIX}{os.getuid()}-"
     pools = []
-    for folder in _sockets_folder().glob(f"{prefix}*-*"):
+    folders = dict.fromkeys((_sockets_folder(), *OF_OTHER_SESSIONS))
+    for folder in (found for each in folders for found in each.glob(f"{prefix}*-*")):
         with contextlib.suppress(FileNotFoundError):  # its run has ended
             if folder.stat().st_uid == os.getuid() and run_is_alive(
                 folder.name.removeprefix(prefix)

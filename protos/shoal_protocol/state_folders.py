@@ -14,9 +14,13 @@ class HomeMissing(OSError):
 def home_folder(variable: str) -> Path:
     """The user's; `variable` names a folder in its place. Raises `HomeMissing`."""
     try:
-        return Path.home()
+        home = Path.home()
     except RuntimeError:
         raise HomeMissing(variable) from None
+    # Docker gives this one to users that the image does not know.
+    if home == Path("/") and not os.access(home, os.W_OK):
+        raise HomeMissing(variable)
+    return home
 
 
 def state_folder() -> Path:

@@ -25,6 +25,7 @@ from shoal_protocol.state_folders import HomeMissing
 
 _SECONDS: Final = 15.0
 _VARIABLE: Final = "SHOAL_SPEED"
+_NOWHERE: Final = Path(os.devnull)
 
 
 class SpeedRefused(OSError):
@@ -32,9 +33,13 @@ class SpeedRefused(OSError):
 
 
 def speed_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """The file that agents read. Raises `HomeMissing`."""
-    given = environment.get(_VARIABLE)
-    return Path(given) if given else default_cache(environment) / "speed.json"
+    """The file that agents read; an empty one for a user who has no place for it."""
+    if given := environment.get(_VARIABLE):
+        return Path(given)
+    try:
+        return default_cache(environment) / "speed.json"
+    except HomeMissing:
+        return _NOWHERE
 
 
 def machine_speed(
@@ -43,12 +48,11 @@ def machine_speed(
 ) -> Speed:
     """Measured now if it never was, in a second or two, `waiting` around it; unknown where that
     fails: then plans are made with what is assumed of a usual machine. Raises `SpeedRefused`."""
-    try:
-        path = speed_path(environment)
-    except HomeMissing:
-        return UNKNOWN_SPEED
+    path = speed_path(environment)
     if environment.get(_VARIABLE):
         return _given_speed(path)
+    if path == _NOWHERE:
+        return UNKNOWN_SPEED
     of = subject(1.0, metadata.version("onnxruntime"))
     speed = stored_speed(path, of)
     if speed is None:

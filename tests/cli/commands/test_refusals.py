@@ -1,5 +1,6 @@
 """What a person reads who gave something wrong: what, where, what to do, and no traceback."""
 
+import os
 import pwd
 import shutil
 from importlib import import_module
@@ -257,6 +258,22 @@ def test_a_user_without_a_home_folder_is_told_what_to_set(
     if "--work" in command:
         assert run_app(list(command)) == 0
         return
+    assert run_app(list(command)) == 2
+    assert "this user has no home folder: set HOME, or XDG_" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [RUN, ("coordinator",)])
+def test_the_root_folder_is_no_home_of_a_user_who_may_not_write_it(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
+) -> None:
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/")
+    allowed = os.access
+    monkeypatch.setattr("os.access", lambda path, mode: str(path) != "/" and allowed(path, mode))
     assert run_app(list(command)) == 2
     assert "this user has no home folder: set HOME, or XDG_" in capsys.readouterr().err
 

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import gc
 import os
-import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,11 +16,10 @@ from shoal_agent.runtime import huge_pages
 from shoal_agent.runtime.process_memory import tune_allocator
 from shoal_agent.settings import Settings, parse
 from shoal_protocol.channels import AddressRefused
+from shoal_protocol.open_files import allow_open_files
 from shoal_protocol.parents import end_with_parent, told_parent
 from shoal_protocol.visible import visible
 
-_OPEN_FILES: Final = 1 << 16
-"""Each activation on the disk is a mapped file that is open; the kernel maps as many."""
 _UNUSABLE: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -33,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse(given)
     if settings.exit_with_parent:
         end_with_parent(signal.SIGKILL, told_parent())
-    _allow_open_files()
+    allow_open_files()  # each activation on the disk is a mapped file; the kernel maps as many
     huge_pages.refuse_unasked()
     tune_allocator(settings.budget)
     # numpy's linear algebra is not used: no threads for it.
@@ -46,14 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(visible(f"shoal agent: {error}"), file=sys.stderr)
         return 2 if _is_of_options(error) else 1
     return 0
-
-
-def _allow_open_files() -> None:
-    """As many as this process may allow itself; mostly it begins with 1024."""
-    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(most, _OPEN_FILES)
-    if 0 <= allowed < wanted:  # no limit at all is less than none
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _is_of_options(error: Exception) -> bool:

@@ -32,7 +32,8 @@ from shoal_protocol.channels import Credentials, open_channel
 from shoal_protocol.choices import Residency
 from shoal_protocol.identities import COORDINATOR
 from shoal_protocol.join_lines import read_join_line
-from shoal_protocol.state_folders import state_folder
+from shoal_protocol.memory_folders import is_in_memory
+from shoal_protocol.state_folders import HomeMissing, home_folder, state_folder
 from shoal_protocol.units import Bytes, format_bytes, parse_bytes, parse_quantity
 
 _CACHE: Final = Path("/var/cache/shoal")
@@ -127,6 +128,8 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
         _refuse_tiny_limit(parser, values.budget, Machine().memory_limit_bytes())
     values.cache = values.cache or _CACHE
     _refuse_unusable_cache(parser, values.cache)
+    if not values.exit_with_parent:  # else who started this one says it
+        _warn_of_memory(parser.prog, values.cache)
     values.log_level = values.log_level or "warning"
     if values.advertise is not None and values.listen is None:
         parser.error("--advertise needs --listen")
@@ -142,6 +145,13 @@ def _warn_beyond_memory(program: str, budget: Bytes) -> None:
     if budget > (have := Machine().memory_bytes):
         text = f"{format_bytes(budget)} is more than this machine's memory, {format_bytes(have)}"
         print(f"{program}: warning: a budget of {text}; less will be there", file=sys.stderr)
+
+
+def _warn_of_memory(program: str, cache: Path) -> None:
+    if is_in_memory(cache):
+        text = f"the cache {cache} is on a tmpfs: what is stored there is memory too, beside the"
+        remedy = "budget; name a folder on a disk with --cache DIR"
+        print(f"{program}: warning: {text} {remedy}", file=sys.stderr)
 
 
 def _refuse_tiny_limit(parser: argparse.ArgumentParser, budget: Bytes, limit: int | None) -> None:
@@ -180,7 +190,7 @@ def _join(parser: argparse.ArgumentParser, values: argparse.Namespace) -> None:
         parser.error("a join line excludes --coordinator, --enrol..., --tls-... and --insecure")
     try:
         folder = state_folder() / "agent" / values.name
-    except RuntimeError:
+    except HomeMissing:
         folder = None
     if folder is None and not (values.identity_folder and values.cache):
         parser.error("this user has no home folder; give --identity-folder DIR and --cache DIR")
@@ -221,8 +231,8 @@ def _identity_folder(parser: argparse.ArgumentParser) -> Path:
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(runtime, "shoal-identity")
     try:
-        return Path.home() / ".local/state/shoal-identity"
-    except RuntimeError:  # a user that the machine does not know, as in some containers
+        return home_folder("XDG_RUNTIME_DIR") / ".local/state/shoal-identity"
+    except HomeMissing:
         parser.error("this user has no home folder for a certificate; give --identity-folder DIR")
 
 

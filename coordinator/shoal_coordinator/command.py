@@ -22,6 +22,7 @@ from shoal_protocol.arguments import (
     set_up_logs,
 )
 from shoal_protocol.channels import AddressRefused
+from shoal_protocol.open_files import allow_open_files
 from shoal_protocol.visible import visible
 
 _DESCRIPTION: Final = """\
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     values = parser.parse_args(arguments)
     settings = _settings(parser, values)
     set_up_logs(values.log_level)
+    allow_open_files()  # some four for each device
     try:
         return run_coordinator(settings)
     except (AddressRefused, TracesUnavailable, OSError) as error:

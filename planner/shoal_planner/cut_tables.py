@@ -30,7 +30,7 @@ _MOST_STEPS: Final = 150_000
 _MOST_NAME: Final = 512
 _LIMITS: Final = (100, 125, 160, 200, 300, 500, 800)
 """Of the weights of a block, in hundredths of the largest part that cannot be smaller."""
-_GAIN: Final = 10
+BLOCKS_SAVE: Final = 10
 """As in `shoal_compiler.blocks`: blocks are to save at least one part in so many."""
 
 
@@ -145,12 +145,12 @@ def _least(whole: Candidate, parts: Sequence[Sequence[_Part]], start: int, end: 
     """An estimate of what a fragment needs in blocks; its resident bytes where they gain little.
     `parts` are what it is made of, with what each would take as a block."""
     resident = whole.resident_bytes
-    if not parts[start][end - start - 1].known or whole.weight_bytes * _GAIN < resident:
+    if not parts[start][end - start - 1].known or whole.weight_bytes * BLOCKS_SAVE < resident:
         return resident
     single = [parts[each][0].candidate.weight_bytes for each in range(start, end)]
     limits = dict.fromkeys(max(single) * each // 100 for each in _LIMITS)
     least = min(_in_blocks(parts, start, end, limit) for limit in limits)
-    return resident if least * _GAIN > resident * (_GAIN - 1) else least
+    return resident if least * BLOCKS_SAVE > resident * (BLOCKS_SAVE - 1) else least
 
 
 def _in_blocks(parts: Sequence[Sequence[_Part]], start: int, end: int, limit: int) -> int:

@@ -3,7 +3,9 @@ on none of them: that fragment is divided, and the others stay as they are.
 
 It is divided in two (`parts`). A part of it that is too large still is divided in four, and so are
 its parts: a run is stopped where it takes more than there is, so nobody knows how much more it
-needs. That leads down to nodes that no cut parts: then nothing helps.
+needs. That leads down to nodes that no cut parts: then nothing helps. A fragment that was tried in
+blocks took less than it does whole, so a part of it may by estimate take more than it did. Where
+blocks would not make that part smaller, it is divided before it is tried.
 
 Where sizes are unknown, the item that took too much has shown some: those of what the fragment
 takes. From these, others behind it follow. So the model is cut anew with what was seen, and nothing
@@ -17,13 +19,14 @@ have made. So the same model, cut in the same way, with the same list, gives the
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import pairwise
-from typing import Final
+from itertools import chain, pairwise
+from typing import Final, NamedTuple
 
+from shoal_planner.cut_tables import BLOCKS_SAVE
 from shoal_planner.cuts import Refusal
 from shoal_planner.parts import Parts
 from shoal_planner.profile import Profile, Role
-from shoal_planner.segments import Layout
+from shoal_planner.segments import Growing, Layout
 from shoal_protocol.partition import Fragment, Outgrown, PartitionDocument
 from shoal_protocol.seen_sizes import Sizes, larger
 from shoal_protocol.units import format_bytes
@@ -31,6 +34,13 @@ from shoal_protocol.units import format_bytes
 TOO_LARGE: Final = "Budget"
 """The coordinator's reason of a job that failed because a fragment fits on no device, and of an
 item for which there is too little memory."""
+
+
+class Run(NamedTuple):
+    """Nodes that follow one another, by their positions."""
+
+    start: int
+    end: int
 
 
 def is_too_large(reason: str) -> bool:
@@ -98,13 +108,34 @@ def divide(
         borders = list(pairwise((0, *cuts, len(profile.nodes))))
         if each.fragment >= len(borders):
             return Refusal(reason=f"there is no fragment {each.fragment} to be divided")
-        parts = Parts(layout, crossing, *borders[each.fragment], each.need_bytes)
-        found = parts.divide(times[each.fragment])
+        run = Run(*borders[each.fragment])
+        found = _divided(layout, crossing, run, each.need_bytes, times[each.fragment])
         if not found and number == len(outgrown):
             return _indivisible(layout, each, *borders[each.fragment])
         times[each.fragment : each.fragment + 1] = [2] * (len(found) + 1)
         cuts = tuple(sorted((*cuts, *found)))
     return cuts
+
+
+def _divided(
+    layout: Layout, crossing: Sequence[int], run: Run, need_bytes: int, times: int
+) -> tuple[int, ...]:
+    """Where nodes are divided that take more than there is, and so are parts of them that would, as
+    far as they can be; empty: they cannot be."""
+    found = Parts(layout, crossing, *run, need_bytes).divide(times)
+    parts = map(Run._make, pairwise((run.start, *found, run.end)))
+    large = [each for each in parts if found and _takes_at_least(layout, each) > need_bytes]
+    further = (_divided(layout, crossing, each, need_bytes, 1) for each in large)
+    return tuple(sorted(chain(found, *further)))
+
+
+def _takes_at_least(layout: Layout, run: Run) -> int:
+    """What nodes take by estimate, also in blocks: those have only weights to save, and are not
+    made where they save little."""
+    whole, growing = layout.segment(*run).resident_bytes, Growing(layout, run.start)
+    growing.grow_to(run.end)
+    weights = growing.weight_bytes
+    return whole if weights * BLOCKS_SAVE < whole else whole - weights
 
 
 def _indivisible(layout: Layout, each: Outgrown, start: int, end: int) -> Refusal:

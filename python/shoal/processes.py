@@ -26,6 +26,7 @@ from shoal_cli.local.sizes import MOST_DEVICES, budget_problem, size_in
 from shoal_cli.local.speeds import machine_speed
 from shoal_cli.local.supervisor import Death, ProcessHopeless, Supervisor
 from shoal_cli.local.workspace import (
+    WorkFolderUnusable,
     Workspace,
     WorkspaceBusy,
     default_work_folder,
@@ -98,6 +99,8 @@ async def running(chosen: Settings) -> AsyncIterator[Running]:
             pool = bare_pool(chosen.budgets)
             speed = await in_thread(machine_speed)  # before anything else runs
             place = stack.enter_context(workspace(chosen.work))
+            if text := place.in_memory_note("work="):
+                logger.warning("%s", text)
             groups = await asyncio.to_thread(_open_groups, chosen.enforce, place)
             if groups is not None:
                 stack.callback(groups.remove)
@@ -162,16 +165,19 @@ def _check_limits(run: PoolRun) -> None:
 
 @contextlib.contextmanager
 def workspace(work: Path | None) -> Iterator[Workspace]:
-    """A folder for a pool; without `work`, one that is removed with it. Raises `WorkspaceBusy`, and
-    `PoolFailed` where it cannot be written."""
+    """A folder for a pool; without `work`, one that is removed with it. Raises `WorkspaceBusy`,
+    `PoolFailed` where it cannot be written, and `OSError`."""
     run = run_name(next(_numbers))
     root = work or default_work_folder("python", [Path(run)])
     try:
         with contextlib.ExitStack() as stack:
             try:
                 opened = stack.enter_context(open_workspace(root, run))
-            except OSError as error:
-                raise PoolFailed(f"work={str(root)!r} cannot be used: {error.strerror}") from error
+            except WorkFolderUnusable as error:
+                what = f"work={str(work)!r} cannot be used: {error.reason}"
+                if work is None:
+                    what = f"{error.path}: {error.reason}; name another folder with work="
+                raise PoolFailed(what) from error
             yield opened
     finally:
         if work is None:

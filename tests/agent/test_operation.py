@@ -28,6 +28,7 @@ from shoal_agent.telemetry.machine import Machine
 from shoal_protocol import PROTOCOL
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import session_pb2 as pb
+from small_disk import small_disk
 
 Join = Callable[..., Awaitable[Joined]]
 pytestmark = pytest.mark.forked
@@ -303,6 +304,18 @@ def test_a_budget_beyond_the_machines_memory_is_warned_of(
     assert capsys.readouterr().err == ""
     assert parse([*here, "900Ti"]).budget == 900 << 40
     text = "shoal agent: warning: a budget of 900 TiB is more than this machine's memory, "
+    assert capsys.readouterr().err.startswith(text)
+
+
+def test_a_cache_that_is_memory_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = ("--coordinator", "unix:/s", "--name", "a", "--budget", "8Mi", "--cache")
+    assert parse([*here, str(tmp_path / "cache")]).cache == tmp_path / "cache"
+    assert capsys.readouterr().err == ""
+    with small_disk(tmp_path / "memory", "64k"):
+        parse([*here, str(tmp_path / "memory" / "cache")])
+    text = f"shoal agent: warning: the cache {tmp_path}/memory/cache is on a tmpfs: "
     assert capsys.readouterr().err.startswith(text)
 
 

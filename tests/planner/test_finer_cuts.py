@@ -14,6 +14,7 @@ from random_profiles import chain
 from shoal_planner.cuts import Refusal
 from shoal_planner.finer_cuts import divide, in_words, learned, to_divide
 from shoal_planner.profile import Profile
+from shoal_planner.segments import Layout
 from shoal_protocol.partition import Outgrown
 from shoal_protocol.seen_sizes import MOST_TENSORS, Sizes
 
@@ -78,6 +79,33 @@ def test_near_the_middle_it_is_divided_where_the_fewest_bytes_cross() -> None:
     narrow = replace(crossing["t23"], bytes=1000)
     found = divide(replace(profile, tensors=crossing | {"t23": narrow}), (), [outgrown(0, 500)])
     assert found == (23,)
+
+
+def test_a_part_that_blocks_do_not_make_smaller_than_what_was_too_much_is_divided_too() -> None:
+    """What the whole took, it took in blocks. Its first half has hardly any weights to save; it
+    holds its first tensor across a peak."""
+    profile = chain(*([MIB // 100] * 8 + [2 * MIB] * 10))
+    sizes = {"t1": 8 * MIB, "t4": 4 * MIB, "t5": 4 * MIB}
+    tensors = {
+        name: replace(each, bytes=sizes.get(name, each.bytes))
+        for name, each in profile.tensors.items()
+    }
+    nodes = list(profile.nodes)
+    nodes[7] = replace(nodes[7], inputs=(*nodes[7].inputs, "t1"))
+    profile = replace(profile, nodes=tuple(nodes), tensors=tensors)
+    layout = Layout(profile)
+    assert layout.segment(0, 8).resident_bytes > 22 * MIB
+    assert divide(profile, (), [outgrown(0, mib=24)]) == (8,)
+    found = divide(profile, (), [outgrown(0, mib=22)])
+    assert isinstance(found, tuple)
+    assert found[-1] == 8, "the other half has weights, which blocks save"
+    parts = [layout.segment(*each).resident_bytes for each in pairwise((0, *found))]
+    assert len(parts) > 1
+    assert max(parts) <= 22 * MIB
+
+
+def test_a_part_is_tried_in_blocks_before_it_is_divided_where_blocks_save_weights() -> None:
+    assert divide(chain(*([5 * MIB] * 20)), (), [outgrown(0, mib=16)]) == (10,)
 
 
 def test_divisions_count_in_the_cut_that_those_before_them_made() -> None:

@@ -1,5 +1,6 @@
 """Pools from start to end, and what cannot be loaded."""
 
+import os
 import subprocess
 import sys
 import time
@@ -201,6 +202,18 @@ def test_numbers_of_numpy_are_numbers_of_devices_and_bytes() -> None:
 def test_a_work_folder_that_cannot_be_made_is_named() -> None:
     with pytest.raises(shoal.PoolFailed, match="work='/proc/x' cannot be used: No such file"):
         shoal.pool(devices=1, budget="8Mi", work="/proc/x")
+
+
+def test_a_user_whose_own_folder_cannot_be_written_is_told_to_name_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    told = f"{tmp_path}/file/shoal/.*: Not a directory; name another folder with work="
+    with pytest.raises(shoal.PoolFailed, match=told):
+        shoal.pool(devices=1, budget="8Mi")
+    with pytest.raises(shoal.PoolFailed, match=r"cannot be used: the path .* must be UTF-8"):
+        shoal.pool(devices=1, budget="8Mi", work=tmp_path / os.fsdecode(b"lat\xe9"))
 
 
 @pytest.mark.parametrize(

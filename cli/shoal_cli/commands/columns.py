@@ -92,9 +92,11 @@ class ColumnTable(Generic[R]):
             yield Padding(self._table(names, shown, width), (0, 0, 0, _INDENT), expand=False)
 
     def _fitting(self, names: Columns[R], columns: Columns[R], width: int) -> Columns[R]:
-        """As many of the columns as fit, and at least one."""
+        """As many of the columns as fit, and at least one: those to spare go first, then the last.
+        Rich would fit all of them in by breaking words into letters."""
         kept = list(columns)
-        for heading in (*self.spare, ""):
+        others = [heading for heading, _ in columns if heading not in self.spare]
+        for heading in (*self.spare, *reversed(others)):
             needed = Measurement.get(_WIDE, _WIDE.options, self._table(names, kept, width))
             if (needed.minimum if self.wrap else needed.maximum) <= width:
                 break

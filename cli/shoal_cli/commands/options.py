@@ -150,7 +150,8 @@ def help_of(command: Callable[..., object]) -> str:
     """A command's docstring, each paragraph as one line: the terminal's width breaks it."""
     text = getdoc(command)
     assert text is not None, f"{command} says nothing of itself"
-    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+    # With PYTHONOPTIMIZE=2 there are no docstrings, and no asserts: then help lists options alone.
+    return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
 
 
 def note(text: str) -> None:

@@ -256,7 +256,7 @@ def open_groups(run: str) -> RunGroups | Unavailable:
     """Find out what this machine allows: make a group, limit it, enter it, remove it."""
     try:
         hierarchy = find_hierarchy(
-            Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
+            _named(Path("/proc/self/mountinfo")), _named(Path("/proc/self/cgroup"))
         )
     except OSError as error:
         return Unavailable(reason=f"no cgroups here: {error.strerror}")
@@ -346,7 +346,7 @@ def run_is_alive(run: str) -> bool:
 
 def _start_ticks(process: int) -> int | None:
     try:
-        stat = Path(f"/proc/{process}/stat").read_text()
+        stat = _named(Path(f"/proc/{process}/stat"))
     except OSError:
         return None
     # The command's name may hold spaces and parentheses; the fields after it do not.
@@ -392,6 +392,11 @@ def _words(file: Path) -> list[str]:
         return file.read_text().split()
     except OSError:
         return []
+
+
+def _named(file: Path) -> str:
+    """The text of a file with names of folders or programs, which may be any bytes."""
+    return os.fsdecode(file.read_bytes())
 
 
 def _integer(file: Path) -> int:

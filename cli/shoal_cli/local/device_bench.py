@@ -95,6 +95,8 @@ async def bench_device(
 ) -> DeviceFigures:
     """Measure. Raises `NoPlan` for a budget in which the model cannot run, `DeviceFailed`,
     `ModelTooSlow`, and what cutting and starting raise."""
+    if text := workspace.in_memory_note():
+        observer.note(text)
     items = _Items(workspace.root / "items", order)
     observer.phase(f"checking and cutting {order.model.name}")
     usual = await _cut(_job(order, items, _CUT_BYTES).plan.cut, workspace)

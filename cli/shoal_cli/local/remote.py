@@ -53,11 +53,11 @@ async def download(manifests: Manifests, work: Path, note: Note) -> Downloaded:
     """Fetch what is far away. Raises `TransferRefused`, `TransferBroken`, `ModelRefused`."""
     access, results = Access(), []
     streams: dict[str, Streams] = {}
-    fetching = Fetching(access=access, cache=default_cache())
     models, jobs = dict(manifests.models), dict(manifests.jobs)
     for name, model in models.items():
         source = model.spec.source
         if is_remote(source.uri):
+            fetching = Fetching(access=access, cache=default_cache())
             path = await fetching.model(source.uri, source.digest)
             note(redacted(f"Model {name}: {source.uri} is {path}"))
             source = replace(source, uri=path.absolute().as_uri())

@@ -183,6 +183,8 @@ class _Run:
             check_model(order.plan.cut)
         left = [order for order in orders if not await self._is_finished(order)]
         if left:
+            if trouble := self._workspace.in_memory_note():
+                self._note(trouble)
             await self._run_pools(left)
         while not self._interrupted and (finer := self._cut_finer(left)):
             left = list(await try_finer(finer, self._run_again, self._note))

@@ -21,9 +21,11 @@ from shoal_protocol.durable_files import replace_file
 from shoal_protocol.interpreter import module_command
 from shoal_protocol.speed_files import stored_speed, subject
 from shoal_protocol.speeds import UNKNOWN_SPEED, Speed
+from shoal_protocol.state_folders import HomeMissing
 
 _SECONDS: Final = 15.0
 _VARIABLE: Final = "SHOAL_SPEED"
+_NOWHERE: Final = Path(os.devnull)
 
 
 class SpeedRefused(OSError):
@@ -31,9 +33,13 @@ class SpeedRefused(OSError):
 
 
 def speed_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """The file that agents read."""
-    given = environment.get(_VARIABLE)
-    return Path(given) if given else default_cache(environment) / "speed.json"
+    """The file that agents read; an empty one for a user who has no place for it."""
+    if given := environment.get(_VARIABLE):
+        return Path(given)
+    try:
+        return default_cache(environment) / "speed.json"
+    except HomeMissing:
+        return _NOWHERE
 
 
 def machine_speed(
@@ -45,6 +51,8 @@ def machine_speed(
     path = speed_path(environment)
     if environment.get(_VARIABLE):
         return _given_speed(path)
+    if path == _NOWHERE:
+        return UNKNOWN_SPEED
     of = subject(1.0, metadata.version("onnxruntime"))
     speed = stored_speed(path, of)
     if speed is None:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from shoal_protocol.memory_folders import is_in_memory
 from shoal_protocol.parents import PARENT
 
 FIRST_DELAY_SECONDS: Final = 0.2
@@ -74,6 +75,10 @@ class ProcessHopeless(Exception):
                 "\nSIGKILL is what the kernel sends a process that passes its memory limit: raise "
                 "the budget, or cut the model into more fragments."
             )
+            if is_in_memory(log):
+                kernel += (
+                    " Files on a tmpfs count towards that limit, and the work folder is there."
+                )
         super().__init__(
             f"{death.title} ended {deaths} times in a row within {STABLE_SECONDS:g} s of "
             f"its start, last: {death.cause}; see {log}, which ends so:\n{tail(log)}{kernel}\n"

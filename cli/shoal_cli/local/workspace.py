@@ -24,11 +24,16 @@ from typing import Final
 
 from shoal_cli.local.cgroups import run_is_alive, run_name
 from shoal_cli.transfer.cache_folder import default_cache
+from shoal_protocol.memory_folders import is_in_memory
+from shoal_protocol.state_folders import HomeMissing
 
 KEPT_RUNS: Final = 10
 _SOCKETS_PREFIX: Final = "shoal-"
 _COORDINATOR: Final = ".c"
 _WORK: Final = "work"
+OF_OTHER_SESSIONS = (Path(f"/run/user/{os.getuid()}"), Path("/tmp"))  # noqa: S108 - only read
+"""Where runs of this user may have their sockets besides: a service has no `XDG_RUNTIME_DIR`, and a
+login has one."""
 
 
 class WorkspaceBusy(Exception):
@@ -39,6 +44,15 @@ class WorkspaceBusy(Exception):
             f"{folder} is used by another run (process {holder or 'unknown'}); "
             "wait for it, or give this one a folder of its own with --work DIR"
         )
+
+
+class WorkFolderUnusable(OSError):
+    """Nothing can be kept in the work folder, for a `reason` that `path` has."""
+
+    def __init__(self, path: str | Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}; name another one with --work DIR")
+        self.path = path
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +94,16 @@ class Workspace:
         """The gRPC target of a pool's coordinator."""
         return self.socket(f"{pool[:20]}{_COORDINATOR}")
 
+    def in_memory_note(self, remedy: str = "--work DIR") -> str | None:
+        """What to tell a user where the files of devices are memory, which no budget counts;
+        `remedy` names another folder."""
+        if not is_in_memory(self.root):
+            return None
+        return (
+            f"the work folder {self.root} is on a tmpfs: what devices store there is memory too, "
+            f"beside their budgets; name a folder on a disk with {remedy}"
+        )
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class RunningPool:
@@ -94,23 +118,15 @@ class RunningPool:
 @contextlib.contextmanager
 def open_workspace(root: Path, run: str | None = None) -> Iterator[Workspace]:
     """Lock the work folder at `root` for this run, by default the only one of this process. Raises
-    `WorkspaceBusy`."""
+    `WorkspaceBusy`, `WorkFolderUnusable`."""
     _check_name(root)
     run = run or run_name()
     sockets = _sockets_folder() / f"{_SOCKETS_PREFIX}{os.getuid()}-{run}"
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / "lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise WorkspaceBusy(root, lock.read().strip()) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+    with _locked(root):
         _sweep_sockets(sockets.parent)
-        if root.parent == _runs_folder():
-            _sweep_runs(root.parent)
+        with contextlib.suppress(HomeMissing):  # then nobody has a default folder
+            if root.parent == _runs_folder():
+                _sweep_runs(root.parent)
         sockets.mkdir(mode=0o700)
         (sockets / _WORK).symlink_to(root.resolve())
         try:
@@ -121,15 +137,34 @@ def open_workspace(root: Path, run: str | None = None) -> Iterator[Workspace]:
             shutil.rmtree(sockets, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Make the folder, and hold its lock, with our number in it."""
+    with contextlib.ExitStack() as held:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context((root / "lock").open("a+"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+        except BlockingIOError:
+            lock.seek(0)
+            raise WorkspaceBusy(root, lock.read().strip()) from None
+        except OSError as error:
+            raise WorkFolderUnusable(
+                error.filename or root, error.strerror or str(error)
+            ) from error
+        yield
+
+
 def _check_name(root: Path) -> None:
-    """ONNX Runtime opens files in there, by names that are UTF-8. Raises `OSError`."""
+    """ONNX Runtime opens files in there, by names that are UTF-8."""
     try:
         str(root.absolute()).encode()
     except UnicodeEncodeError:
-        raise OSError(
-            f"{root.absolute()}: the path of a work folder must be UTF-8; name another one with "
-            "--work DIR"
-        ) from None
+        reason = "the path of a work folder must be UTF-8"
+        raise WorkFolderUnusable(root.absolute(), reason) from None
 
 
 def default_work_folder(name: str, sources: Iterable[Path]) -> Path:
@@ -155,7 +190,8 @@ def running_pools() -> list[RunningPool]:
     """The pools of all runs of this user on this machine."""
     prefix = f"{_SOCKETS_PREFIX}{os.getuid()}-"
     pools = []
-    for folder in _sockets_folder().glob(f"{prefix}*-*"):
+    folders = dict.fromkeys((_sockets_folder(), *OF_OTHER_SESSIONS))
+    for folder in (found for each in folders for found in each.glob(f"{prefix}*-*")):
         with contextlib.suppress(FileNotFoundError):  # its run has ended
             if folder.stat().st_uid == os.getuid() and run_is_alive(
                 folder.name.removeprefix(prefix)

@@ -21,18 +21,22 @@ _OFFERED: Final = "window.vegaEmbed = vegaEmbed;"
 def library() -> str:
     """The JavaScript that draws. To bundle it takes seconds, so it is kept below the user's cache
     folder."""
-    kept = default_cache() / f"page-{version('vl-convert-python')}.js"
     with suppress(OSError):
-        return kept.read_text(encoding="utf-8")
+        return _kept().read_text(encoding="utf-8")
     from vl_convert import javascript_bundle  # noqa: PLC0415 - large, and optional
 
     made = javascript_bundle(_OFFERED)
     with suppress(OSError):
+        kept = _kept()
         kept.parent.mkdir(parents=True, exist_ok=True)
         own = kept.with_suffix(f".{os.getpid()}")  # another process may keep it now, too
         replace_file(own, made.encode())
         own.replace(kept)
     return made
+
+
+def _kept() -> Path:
+    return default_cache() / f"page-{version('vl-convert-python')}.js"
 
 
 def write_page(report: RunReport, path: Path) -> int:

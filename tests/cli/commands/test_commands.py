@@ -96,6 +96,14 @@ def test_help_and_version_import_nothing_heavy() -> None:
         subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
 
 
+def test_commands_are_there_where_python_leaves_docstrings_out() -> None:
+    """A user may have set PYTHONOPTIMIZE for all of Python."""
+    command = [sys.executable, "-OO", "-m", "shoal_cli", "run", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "--inputs" in shown.stdout
+
+
 @pytest.mark.parametrize("asked", ["version", "--version"])
 def test_version_names_what_it_stands_on(asked: str) -> None:
     shown = shoal(asked).stdout

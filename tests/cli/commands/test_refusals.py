@@ -1,5 +1,7 @@
 """What a person reads who gave something wrong: what, where, what to do, and no traceback."""
 
+import os
+import pwd
 import shutil
 from importlib import import_module
 from pathlib import Path
@@ -235,6 +237,60 @@ def test_broken_inputs_fail_one_by_one_with_their_reasons_each_once(
     assert "cut.npz: is no readable .npz file" in shown
     assert shown.count("cut.npz") == 1
     assert "the results of the other" in shown
+
+
+@pytest.mark.parametrize(
+    "command",
+    [RUN, ("plan", "model.onnx"), BENCH, ("coordinator",), ("plan", "model.onnx", "--work", "own")],
+)
+def test_a_user_without_a_home_folder_is_told_what_to_set(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
+) -> None:
+    def unknown(number: int) -> pwd.struct_passwd:
+        raise KeyError(number)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    if "--work" in command:
+        assert run_app(list(command)) == 0
+        return
+    assert run_app(list(command)) == 2
+    assert "this user has no home folder: set HOME, or XDG_" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [RUN, ("coordinator",)])
+def test_the_root_folder_is_no_home_of_a_user_who_may_not_write_it(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
+) -> None:
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/")
+    allowed = os.access
+    monkeypatch.setattr("os.access", lambda path, mode: str(path) != "/" and allowed(path, mode))
+    assert run_app(list(command)) == 2
+    assert "this user has no home folder: set HOME, or XDG_" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [RUN, ("plan", "model.onnx"), BENCH])
+def test_a_work_folder_that_cannot_be_made_is_named_with_the_way_out(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
+) -> None:
+    (folder / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "file"))
+    assert run_app(list(command)) == 2
+    title, said = capsys.readouterr().err.splitlines()[-2:]
+    assert title == "shoal: the work folder cannot be used"
+    assert "Not a directory; name another one with --work DIR" in said
 
 
 @pytest.mark.parametrize("name", TITLES)

@@ -10,6 +10,7 @@ import typer
 from shoal_cli.commands.app import run_app
 from shoal_cli.commands.targets import NoCoordinator, Target, local_pool
 from shoal_cli.live.cluster import Kubectl
+from shoal_cli.local import workspace
 from shoal_cli.local.cgroups import run_name
 from shoal_cli.local.workspace import RunningPool, Workspace, open_workspace, running_pools
 
@@ -21,30 +22,43 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No run of anybody else, and nothing joined. (A socket's path is short.)"""
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        monkeypatch.setattr(workspace, "OF_OTHER_SESSIONS", ())
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         monkeypatch.delenv("SHOAL_COORDINATOR", raising=False)
         yield
 
 
-def started(workspace: Workspace, pool: str) -> RunningPool:
+def started(opened: Workspace, pool: str) -> RunningPool:
     """As the coordinator of a pool leaves it: a socket, one for bulk beside it, and an agent's."""
-    target = workspace.coordinator(pool)
+    target = opened.coordinator(pool)
     socket = Path(target.removeprefix("unix:"))
     for name in (socket.name, f"{socket.name}.bulk", f"{pool}.0"):
-        (workspace.sockets / name).touch()
-    return RunningPool(pool, workspace.root.resolve(), target)
+        (opened.sockets / name).touch()
+    return RunningPool(pool, opened.root.resolve(), target)
 
 
 def test_a_run_is_found_by_its_sockets_until_it_ends(tmp_path: Path) -> None:
     assert local_pool(None) is None
-    with open_workspace(tmp_path / "work") as workspace:
-        pool = started(workspace, "shelf")
+    with open_workspace(tmp_path / "work") as opened:
+        pool = started(opened, "shelf")
         assert running_pools() == [pool]
         assert local_pool(None) == local_pool(tmp_path / "work") == pool
-    workspace.sockets.with_name(f"{workspace.sockets.name}-1").symlink_to("has just ended")
+    opened.sockets.with_name(f"{opened.sockets.name}-1").symlink_to("has just ended")
     assert running_pools() == []
     with pytest.raises(NoCoordinator, match="no active run has the work folder"):
         local_pool(tmp_path / "work")
+
+
+def test_a_run_of_another_session_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service has no `XDG_RUNTIME_DIR`, and who asks after it has logged in."""
+    with open_workspace(tmp_path / "work") as opened:
+        pool = started(opened, "shelf")
+        with tempfile.TemporaryDirectory() as other:
+            monkeypatch.setenv("XDG_RUNTIME_DIR", other)
+            monkeypatch.setattr(tempfile, "tempdir", other)
+            assert running_pools() == []
+            monkeypatch.setattr(workspace, "OF_OTHER_SESSIONS", (opened.sockets.parent,))
+            assert running_pools() == [pool]
 
 
 def test_of_several_runs_one_is_named(tmp_path: Path) -> None:

@@ -56,6 +56,19 @@ def test_a_mount_point_with_a_space_is_read() -> None:
     assert found.memory == Path("/mnt/control groups")
 
 
+def test_a_disk_anywhere_whose_name_is_not_utf_8_prevents_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"m\xf6we")
+    folder.mkdir()
+    program = "from shoal_cli.local.cgroups import open_groups, run_name; open_groups(run_name())"
+    # In a list of mounts of its own: other programs of this machine need not take such names.
+    within = 'mount -t tmpfs -o size=64k none "$1" && exec "$2" -c "$3"'
+    command = ["unshare", "--mount", "sh", "-c", within, "sh", str(folder), sys.executable, program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"NO MOUNTS: this user may not make any ({done.stderr.strip()})")
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_any_cgroup_file_system_the_reason_is_given() -> None:
     found = find_hierarchy("22 28 0:20 / /proc rw - proc proc rw\n", "0::/\n")
     assert found == Unavailable(reason="no cgroup file system is mounted")

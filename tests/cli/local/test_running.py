@@ -26,6 +26,7 @@ from cli.local.workbench import (
 )
 from shoal_cli.local.cgroups import Unavailable, find_hierarchy, open_groups, run_name
 from shoal_cli.local.report import SCHEMA_PATH
+from small_disk import small_disk
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(150)]
 
@@ -161,6 +162,15 @@ def test_a_bare_model_runs_without_any_manifest(bench: Workbench) -> None:
     assert ran.report["enforcement"]["mode"] == "none"  # type: ignore[index]
     assert "measured only" in ran.out
     assert not list(bench.folder.glob("cache/shoal/runs/*/store"))
+
+
+def test_a_run_whose_devices_would_store_fragments_in_memory_says_so(bench: Workbench) -> None:
+    with small_disk(bench.folder / "memory", "64m"):
+        ran = bench.run(*("run", bench.manifest, "--work", "memory/work", "--report", bench.report))
+    assert ran.status == 0, ran.err
+    said = "the work folder memory/work is on a tmpfs: what devices store there is memory too"
+    assert said in ran.report["notes"][0]  # type: ignore[index]
+    assert said in " ".join(ran.out.split())
 
 
 @pytest.mark.minutes

@@ -1,5 +1,6 @@
 """What this machine was measured to do, and what its devices in local mode do then."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from shoal_cli.local.orders import bare_pool, planned_devices
 from shoal_cli.local.speeds import SpeedRefused, machine_speed, speed_path
 from shoal_planner.devices import PAGE_BYTES_PER_SECOND
 from shoal_protocol.speed_files import store_speed
-from shoal_protocol.speeds import Speed
+from shoal_protocol.speeds import UNKNOWN_SPEED, Speed
 
 MIB = 1 << 20
 SOME = Speed(
@@ -66,3 +67,14 @@ def test_devices_have_a_thread_each_and_share_the_disk() -> None:
     third, *_ = planned_devices(bare_pool([24 * MIB] * 3), SOME)
     assert alone.flops_per_second == third.flops_per_second == 3_000_000_000
     assert third.page_bytes_per_second < alone.page_bytes_per_second < PAGE_BYTES_PER_SECOND
+
+
+def test_nothing_is_known_or_written_for_a_user_without_a_home_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert speed_path({}) == Path(os.devnull)
+    assert machine_speed({}) == UNKNOWN_SPEED

@@ -18,6 +18,7 @@ from shoal_cli.local.supervisor import (
     child_environment,
 )
 from shoal_coordinator.dispatch.limits import Limits
+from small_disk import small_disk
 
 STUBBORN = (
     "import signal, time\n"
@@ -174,6 +175,19 @@ async def test_a_child_that_is_killed_again_and_again_hints_at_its_memory_limit(
     with pytest.raises(ProcessHopeless, match=r"killed by SIGKILL(.|\n)*raise the budget"):
         await asyncio.wait_for(supervisor.wait_for_failure(), 20)
     await supervisor.stop()
+
+
+async def test_the_hint_at_the_limit_says_that_the_work_folder_counts_where_it_is_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HOPELESS_DEATHS", 1)
+    with small_disk(tmp_path / "memory", "64k"):
+        supervisor = Supervisor(lambda death: None)
+        killed = spec("pi-4", tmp_path / "memory", "import os; os.kill(os.getpid(), 9)")
+        await supervisor.start(killed)
+        with pytest.raises(ProcessHopeless, match="Files on a tmpfs count towards that limit"):
+            await asyncio.wait_for(supervisor.wait_for_failure(), 20)
+        await supervisor.stop()
 
 
 async def test_a_child_that_was_stable_in_between_is_not_given_up(

@@ -56,3 +56,13 @@ def peaks_of_items(folder: Path, digest: str, budget: int) -> tuple[list[int], i
         return peaks, free.peak_bytes
 
     return asyncio.run(measure())
+
+
+def peak_of_a_trial(folder: Path, granted: int, limit: int) -> tuple[bool, int]:
+    """Whether it was stopped, and the most that the process has taken."""
+    meter = MemoryMeter()
+    runtime = Runtime(meter, threads=1, limit_bytes=limit)
+    runtime.rehearse()
+    meter.settle(LIBRARY_RESERVE_BYTES)
+    _, tried = runtime.open_and_try("f", folder, granted, NOTHING_PREPARED, limit)
+    return tried.stopped, meter.peak_bytes()

@@ -31,6 +31,8 @@ _PIECE_BYTES: Final = 1 << 20
 _MOST_PIECES: Final = 32
 _MORE_SHARE: Final = 8
 _GUARDED_SHARE: Final = 16
+_LEAST_SPARE_BYTES: Final = OTHERS_BYTES // 2
+"""A run that is stopped has taken up to 0.2 MiB more than it was to take."""
 _MAY_GROW: Final = 2
 """By how much a run may take more with all of the arena: 1.75 was measured."""
 SCRATCH_SHARE: Final = 32
@@ -41,13 +43,19 @@ SCRATCH_SHARE: Final = 32
 class Room(NamedTuple):
     """What there is for a run: a limit for the whole process, which is planned to take so much
     then, has so much in use and so much on its way. A node takes so much beside the arena, as far
-    as that is known."""
+    as that is known; and so much comes with the weights that the run reads."""
 
     limit_bytes: int
     planned_bytes: int
     used_bytes: int
     coming_bytes: int
     beside_bytes: int = 0
+    weight_bytes: int = 0
+
+    @property
+    def certain_bytes(self) -> int:
+        """What the process may take for sure: what is planned. A plan may leave nothing."""
+        return min(self.planned_bytes, self.limit_bytes - _LEAST_SPARE_BYTES)
 
 
 class Peak(NamedTuple):
@@ -102,42 +110,51 @@ class Ballast:
         goes_on: Callable[[], None] | None = lambda: None,
     ) -> Peak:
         """The peak of a run. `run` is given a limit, and what it may take for sure, near as that is
-        to the limit. First the arena has what is left without its table, what nodes take beside it
-        and what the kernel does. A run that fails there may have asked for far more than there is:
-        it runs once more with an eighth of the limit beyond that, but for what is known to come
-        beside it. What has passed, with more than half of the limit, runs once more with all of the
-        arena, as work does, after a call of `goes_on` (None: it does not): tensors lie otherwise
-        then, and may take twice as much, or less. In these runs the guard has a sixteenth of the
-        limit for what a node takes until it ends. Raises as the run does."""
+        to the limit. First the arena has what is left without its table, weights, what nodes take
+        beside it and what the kernel does; but no less than is planned. A run that fails there may
+        have asked for far more than there is, or have found no place where little is left: it runs
+        once more with an eighth of the limit beyond that, as far as the arena, its table and the
+        weights are within the limit. What has passed, with more than half of the limit, runs once
+        more with all of the arena, as work does, after a call of `goes_on` (None: it does not):
+        tensors lie otherwise then, and may take twice as much, or less. In these runs the guard has
+        a sixteenth of the limit for what a node takes until it ends. Raises as the run does."""
         limit_bytes, planned_bytes = room.limit_bytes, room.planned_bytes
         first_bytes = limit_bytes - kernel_bytes(limit_bytes)
-        left_bytes = self._left(room, first_bytes)
-        first = self._peak_within(left_bytes, run, first_bytes, min(planned_bytes, limit_bytes))
+        left_bytes, most_bytes = self._left(room, first_bytes), self._most(room, limit_bytes)
+        first = self._peak_within(left_bytes, run, first_bytes, room.certain_bytes)
         if isinstance(first, int) and _MAY_GROW * first <= limit_bytes:
             return Peak(first)
         last, guarded_bytes = first, limit_bytes - room.coming_bytes - limit_bytes // _GUARDED_SHARE
         if isinstance(first, Exceeded) and not first.computed:
             more_bytes = left_bytes + max(0, limit_bytes // _MORE_SHARE - room.beside_bytes)
+            more_bytes = max(left_bytes, min(more_bytes, most_bytes))
             last = self._peak_within(more_bytes, run, guarded_bytes, 0)
         if goes_on is not None and (isinstance(last, int) or last.computed):
             goes_on()
             planned = first if isinstance(first, int) and first <= planned_bytes else 0
-            certain_bytes = min(planned_bytes, limit_bytes) if planned else 0
+            certain_bytes = room.certain_bytes if planned else 0
             last = self._peak_within(self._arena_bytes, run, guarded_bytes, certain_bytes)
             fits = isinstance(last, int) and last <= max(guarded_bytes, certain_bytes)
             if isinstance(last, int) and (fits or isinstance(first, Exceeded)):
                 return Peak(max(planned, last))
         if isinstance(first, int):
             return Peak(first, bounded=True)
-        most_bytes = last.peak_bytes if isinstance(last, Exceeded) else last
-        raise Exceeded(str(first), max(first.peak_bytes, most_bytes, limit_bytes + 1))
+        taken_bytes = last.peak_bytes if isinstance(last, Exceeded) else last
+        raise Exceeded(str(first), max(first.peak_bytes, taken_bytes, limit_bytes + 1))
 
     def _left(self, room: Room, size_bytes: int) -> int:
-        """For the arena, of so many bytes."""
-        left_bytes = size_bytes - room.used_bytes - room.coming_bytes - OTHERS_BYTES
+        """For the arena, of so many bytes; but no less than is planned."""
+        left_bytes = self._most(room, size_bytes - OTHERS_BYTES)
+        left_bytes = max(0, left_bytes - max(room.beside_bytes, left_bytes // SCRATCH_SHARE))
+        planned_bytes = room.certain_bytes - room.used_bytes - room.coming_bytes
+        return max(left_bytes, planned_bytes - room.weight_bytes - room.beside_bytes)
+
+    def _most(self, room: Room, size_bytes: int) -> int:
+        """What the arena may have of so many bytes, with its table, beside all that is known to
+        come."""
+        left_bytes = size_bytes - room.used_bytes - room.coming_bytes - room.weight_bytes
         least_bytes = min(left_bytes - self._region_bytes // TABLE_SHARE, self._region_bytes)
-        left_bytes = max(0, least_bytes, left_bytes - self._table_bytes(left_bytes))
-        return max(0, left_bytes - max(room.beside_bytes, left_bytes // SCRATCH_SHARE))
+        return max(0, least_bytes, left_bytes - self._table_bytes(left_bytes))
 
     def _peak_within(
         self,

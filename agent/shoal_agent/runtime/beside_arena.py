@@ -2,14 +2,17 @@
 may have what that leaves."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from shoal_agent.runtime.ballast import SCRATCH_SHARE
+from shoal_agent.runtime.block_fragment import BlockFragment
 from shoal_agent.runtime.destinations import Placed
 from shoal_agent.runtime.failures import OutOfBudget, exceeded
 from shoal_agent.runtime.guard import OTHERS_BYTES, kernel_bytes
 from shoal_agent.runtime.inputs import pages_on_disk
-from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
+from shoal_agent.runtime.mapped_pages import PageRange, drop, resident_bytes, size_of
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.whole_fragment import WholeFragment
 from shoal_protocol.arena_regions import TABLE_SHARE
 from shoal_protocol.tensors import Array
 
@@ -52,3 +55,15 @@ class Beside:
             need = max(self._certain_bytes, limit_bytes + 1)
             raise exceeded(OutOfBudget(reason), need, limit_bytes)
         return held
+
+
+def weights_to_come(fragment: BlockFragment | WholeFragment) -> int:
+    """Of the weights that a run has in memory at one time, those that are not there yet. Raises
+    `OSError`."""
+    if isinstance(fragment, BlockFragment):
+        at_once = fragment.kept_bytes + fragment.weights_at_once()
+    else:  # what is prepared may have them twice, and a run reads one of both
+        at_once = min(fragment.weights_at_once(), fragment.weight_bytes)
+    with suppress(OSError):  # a hardened container
+        at_once -= resident_bytes(fragment.weight_pages())
+    return max(0, at_once)

@@ -318,6 +318,13 @@ def are_resident(pagemap: int, pages: PageRange) -> bytes:
     return entries[_TOP_BYTE::_ENTRY_BYTES].translate(_IS_RESIDENT)
 
 
+def resident_bytes(ranges: Iterable[PageRange]) -> int:
+    """What of mapped files is in this process's memory. Raises as `unused_parts`."""
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        pages = sum(are_resident(pagemap.fileno(), each).count(1) for each in ranges)
+    return pages * mmap.PAGESIZE
+
+
 def unused_parts(ranges: Iterable[PageRange]) -> list[PageRange]:
     """What of mapped files is not in this process's memory for the most, in parts of 1 MiB. Raises
     `OSError` where the kernel does not say."""

@@ -35,6 +35,7 @@ from shoal_agent.memory.residency import short
 from shoal_agent.memory.swapping import grant_curve
 from shoal_agent.runtime import rehearsal_model
 from shoal_agent.runtime.ballast import Room
+from shoal_agent.runtime.beside_arena import weights_to_come
 from shoal_agent.runtime.block_fragment import BlockFragment
 from shoal_agent.runtime.blocks import Blocks
 from shoal_agent.runtime.described import beside_bytes_of, read_blocks, runs_in_order
@@ -327,6 +328,7 @@ class Runtime:
                 planned_bytes=before + granted_bytes,
                 used_bytes=self._meter.used_bytes() + placed_bytes,
                 coming_bytes=coming_bytes,
+                weight_bytes=weights_to_come(fragment),
                 beside_bytes=self._scratch[digest].size_bytes,
             )
             run = partial(self._try, fragment, tried_inputs(feed))

@@ -58,12 +58,11 @@ class Beside:
 
 
 def weights_to_come(fragment: BlockFragment | WholeFragment) -> int:
-    """Of the weights that a run has in memory at one time, those that are not there yet. Raises
-    `OSError`."""
+    """Of the weights that a run has in memory, those that are not there yet. Raises `OSError`."""
     if isinstance(fragment, BlockFragment):
-        at_once = fragment.kept_bytes + fragment.weights_at_once()
-    else:  # what is prepared may have them twice, and a run reads one of both
-        at_once = min(fragment.weights_at_once(), fragment.weight_bytes)
+        return 0  # what block has most of them need not be the one that works with most
+    # What is prepared may have them twice, and a run reads one of both.
+    size_bytes = min(fragment.weights_at_once(), fragment.weight_bytes)
     with suppress(OSError):  # a hardened container
-        at_once -= resident_bytes(fragment.weight_pages())
-    return max(0, at_once)
+        size_bytes -= resident_bytes(fragment.weight_pages())
+    return max(0, size_bytes)

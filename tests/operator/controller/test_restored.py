@@ -24,6 +24,11 @@ def exchanged(plane: ControlPlane, taken: Path, brought: Path | None = None) -> 
     plane.restart_api_server()
 
 
+def lease_version(plane: ControlPlane) -> int:
+    lease = plane.access.get("lease", "shoal-operator", "--namespace=shoal-system")
+    return int(lease["metadata"]["resourceVersion"])
+
+
 def test_an_operator_ends_where_a_backup_is_restored_and_the_next_one_sees_what_there_is(
     plane: ControlPlane, namespace: str, running: Operators, tmp_path: Path
 ) -> None:
@@ -34,8 +39,11 @@ def test_an_operator_ends_where_a_backup_is_restored_and_the_next_one_sees_what_
     wait_until("it works", lambda: observed(plane, namespace, "m") == 1)
     exchanged(plane, tmp_path / "backup")
     wait_until("it is ready again", first.ready, seconds=90)
+    saved = lease_version(plane)
     plane.access.apply(model("m", source={"uri": "pvc://models/2.onnx"}), namespace=namespace)
     wait_until("it works again", lambda: observed(plane, namespace, "m") == 2)
+    # By its lease it sees that the past has come back: it has to have written that again.
+    wait_until("it leads on", lambda: lease_version(plane) > saved)
     exchanged(plane, tmp_path / "lost", tmp_path / "backup")
     assert observed(plane, namespace, "m") == 1
     wait_until("it ends", lambda: not first.runs())

@@ -235,6 +235,16 @@ def test_a_trial_leaves_the_weights_that_it_reads_their_place(ballast: Ballast) 
     assert 4 * MIB < first < second < 16 * MIB - 4 * MIB - 6 * MIB
 
 
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_what_is_planned_is_certain_but_for_blocks(ballast: Ballast, *, in_blocks: bool) -> None:
+    trials = Trials(ballast, 8 * MIB, beyond=100 * MIB)
+    room = Room(16 * MIB, 15 * MIB, 4 * MIB, 0, weight_bytes=6 * MIB, in_blocks=in_blocks)
+    assert ballast.least_peak(trials.run, room) == Peak(8 * MIB)
+    (left,) = trials.left
+    assert (left == 15 * MIB - 4 * MIB - 6 * MIB) == (not in_blocks)
+    assert left > 4 * MIB
+
+
 def test_a_trial_whose_run_as_work_has_ended_a_process_is_bounded(ballast: Ballast) -> None:
     trials = Trials(ballast, 9 * MIB, beyond=100 * MIB)
     assert trials.least(planned=8 * MIB, goes_on=False) == Peak(9 * MIB, bounded=True)

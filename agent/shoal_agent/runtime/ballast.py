@@ -51,6 +51,7 @@ class Room(NamedTuple):
     coming_bytes: int
     beside_bytes: int = 0
     weight_bytes: int = 0
+    in_blocks: bool = False
 
     @property
     def certain_bytes(self) -> int:
@@ -143,10 +144,11 @@ class Ballast:
         raise Exceeded(str(first), max(first.peak_bytes, taken_bytes, limit_bytes + 1))
 
     def _left(self, room: Room, size_bytes: int) -> int:
-        """For the arena, of so many bytes; but beside weights no less than is planned."""
+        """For the arena, of so many bytes; but no less than is planned. Blocks stream weights
+        besides, and their arena comes in huge pages: they have what is left."""
         left_bytes = self._most(room, size_bytes - OTHERS_BYTES)
         left_bytes = max(0, left_bytes - max(room.beside_bytes, left_bytes // SCRATCH_SHARE))
-        if not room.weight_bytes:
+        if room.in_blocks:
             return left_bytes
         planned_bytes = room.certain_bytes - room.used_bytes - room.coming_bytes
         return max(left_bytes, planned_bytes - room.weight_bytes - room.beside_bytes)

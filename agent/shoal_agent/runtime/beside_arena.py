@@ -58,11 +58,13 @@ class Beside:
 
 
 def weights_to_come(fragment: BlockFragment | WholeFragment) -> int:
-    """Of the weights that a run has in memory, those that are not there yet. Raises `OSError`."""
+    """Of the weights that a run keeps in memory, those that are not there yet. What of them a block
+    streams is not told: the one with most weights need not be the one that works with most. Raises
+    `OSError`."""
     if isinstance(fragment, BlockFragment):
-        return 0  # what block has most of them need not be the one that works with most
-    # What is prepared may have them twice, and a run reads one of both.
-    size_bytes = min(fragment.weights_at_once(), fragment.weight_bytes)
+        size_bytes = fragment.kept_bytes
+    else:  # what is prepared may have them twice, and a run reads one of both
+        size_bytes = min(fragment.weights_at_once(), fragment.weight_bytes)
     with suppress(OSError):  # a hardened container
         size_bytes -= resident_bytes(fragment.weight_pages())
     return max(0, size_bytes)

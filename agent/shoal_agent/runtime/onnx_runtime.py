@@ -329,6 +329,7 @@ class Runtime:
                 used_bytes=self._meter.used_bytes() + placed_bytes,
                 coming_bytes=coming_bytes,
                 weight_bytes=weights_to_come(fragment),
+                in_blocks=isinstance(fragment, BlockFragment),
                 beside_bytes=self._scratch[digest].size_bytes,
             )
             run = partial(self._try, fragment, tried_inputs(feed))

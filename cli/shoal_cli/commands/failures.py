@@ -24,6 +24,7 @@ TITLES: Final[Mapping[str, str]] = {
     "shoal_protocol.partition.DocumentRefused": "partition refused",
     "shoal_cli.local.cut_search.PreparationRefused": "model not prepared",
     "shoal_cli.local.steps.StepRefused": "model refused",
+    "shoal_cli.transfer.places.ModelMissing": "model refused",
     "shoal_cli.transfer.places.TransferRefused": "cannot be transferred",
     "shoal_cli.transfer.places.NoRoomThere": "no room there",
     "shoal_cli.transfer.places.TransferBroken": "the transfer broke off",

@@ -13,5 +13,7 @@ _VARIABLE: Final = "XDG_CACHE_HOME"
 def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
     """Shoal's own below the user's cache folder, unless somebody says otherwise. Raises
     `HomeMissing`."""
-    home = environment.get(_VARIABLE) or home_folder(_VARIABLE) / ".cache"
-    return Path(home) / "shoal"
+    chosen = environment.get(_VARIABLE, "")
+    # Relative ones are ignored, as the specification of these variables has it.
+    base = Path(chosen) if chosen.startswith("/") else home_folder(_VARIABLE) / ".cache"
+    return base / "shoal"

@@ -31,6 +31,7 @@ from shoal_cli.transfer.addresses import Access, is_remote
 from shoal_cli.transfer.folders import receive_file, translated
 from shoal_cli.transfer.places import (
     Entry,
+    ModelMissing,
     OnBytes,
     Source,
     TransferBroken,
@@ -173,11 +174,11 @@ def _local_model(uri: str, path: Path) -> Path:
     """The ONNX file at a path, or the only one in a folder."""
     if not path.is_dir():
         if not path.is_file():
-            raise TransferRefused(f"{uri}: there is no file {path}")
+            raise ModelMissing(f"{uri}: there is no file {path}")
         return path
     found = sorted(each for each in path.iterdir() if each.suffix == ".onnx" and each.is_file())
     if len(found) != 1:
-        raise TransferRefused(_how_many(uri, [each.name for each in found]))
+        raise ModelMissing(_how_many(uri, [each.name for each in found]))
     return found[0]
 
 

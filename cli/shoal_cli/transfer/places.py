@@ -39,6 +39,10 @@ class TransferRefused(_Failed):
     """A transfer that would fail again. The text says what to do."""
 
 
+class ModelMissing(TransferRefused):
+    """There is no model where a path of this machine says, or more than one."""
+
+
 class TransferBroken(_Failed):
     """A network, a server or a disk failed: the next try may succeed."""
 

@@ -93,7 +93,8 @@ def test_what_is_refused_ends_with_2_and_what_may_pass_with_1(
     for arguments, said in (
         (["inspect", model, "--digest", other], "as it should be"),
         (["inspect", tmp_path / "bad.onnx"], "model refused"),
-        (["inspect", tmp_path / "none.onnx"], "there is no file"),
+        (["inspect", tmp_path / "empty"], f"model refused {tmp_path}/empty: there is no .onnx"),
+        (["inspect", tmp_path / "none.onnx"], f"refused {tmp_path}/none.onnx: there is no file"),
         (["inspect", f"{web.url}/none.onnx"], "404"),
         (["inspect", model, "--digest", "sha256:1"], "64 hexadecimal digits"),
         (["partition", model, "--fragments", "2", "--digest", other, "--document"], other),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from agent.fragment_making import InBlocks, dense_model, table_model, write_fragment
-from agent.test_huge_pages import cached
+from agent.test_huge_pages import advised, cached
 from shoal_agent.runtime import block_fragment
 from shoal_agent.runtime.block_fragment import BlockFragment
 from shoal_agent.runtime.cold_weights import ColdWeights, HugePage, cold_weights
@@ -33,6 +34,7 @@ from shoal_agent.runtime.mapped_pages import (
 )
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.weights_on_disk import WeightsOnDisk
 
 MIB = 1 << 20
 HUGE: Final = 2 * MIB
@@ -215,6 +217,42 @@ def test_what_a_block_has_beside_a_table_is_brought_before_it_runs(
             )
         runtime.run("f", {"x": np.arange(4, dtype=np.int64)}, Stopper())
     assert brought == [4 * MIB] * 3
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Runtime:
+    """Has `words_and_a_layer` open as a whole, within too little for its table."""
+    made = write_fragment(tmp_path, words_and_a_layer(), 7 * MIB)
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=16 * MIB, free=lambda: 0)
+    runtime.open("f", made.folder, made.resident_bytes)
+    return runtime
+
+
+def test_a_whole_brings_what_it_reads_beside_a_table_where_that_is_on_the_disk(
+    whole: Runtime,
+) -> None:
+    """Page by page it took a thousand faults, each of which waits for the disk."""
+    item = {"x": np.arange(0, 8192, 2048, dtype=np.int64)}
+    first = whole.run("f", item, Stopper()).outputs["y"].copy()
+    fragment = whole._open["f"]
+    if not WeightsOnDisk(fragment.weight_pages(), fragment.weight_files()).leave():
+        pytest.skip("this file system does not drop its page cache")
+    faults = getrusage(RUSAGE_SELF).ru_majflt
+    again = whole.run("f", item, Stopper()).outputs["y"]
+    assert getrusage(RUSAGE_SELF).ru_majflt - faults < 256
+    assert again.tobytes() == first.tobytes()
+    table = max(fragment.weight_pages(), key=lambda pages: pages.size)
+    assert table.size == 8 * MIB
+    assert cached(table) <= 4, "of the table no more than four rows"
+
+
+def test_rows_come_page_by_page_also_after_a_run_of_which_nothing_was_planned(
+    whole: Runtime, tmp_path: Path
+) -> None:
+    item = {"x": np.arange(4, dtype=np.int64)}
+    assert advised(tmp_path) == {"rr"}
+    whole.run("f", item, Stopper(), 1024 * MIB, is_tried=False)
+    assert advised(tmp_path) == {"rr"}
 
 
 def test_rows_of_a_table_that_are_on_the_disk_drive_no_weights_from_the_page_cache(

@@ -140,6 +140,8 @@ class BlockFragment:
 
     reads_rows = False
     """Of tables, it reads them from the file, into memory of its own."""
+    pages_read_ahead: tuple[PageRange, ...] = ()
+    """As of `WholeFragment`; it decides that itself, run by run."""
 
     @property
     def is_prepared(self) -> bool:

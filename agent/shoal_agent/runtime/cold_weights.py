@@ -105,7 +105,12 @@ def cold_weights(mapped: Iterable[MappedFile], tables: Sequence[Range] = ()) -> 
     which it reads some rows: these come as they are read."""
     huge, rest, places = list[HugePage](), list[PageRange](), list[Place]()
     pieces = sorted(
-        (piece for each in mapped for part in _beside(each, tables) for piece in _pieces(part)),
+        (
+            piece
+            for each in mapped
+            for part in beside_tables(each, tables)
+            for piece in _pieces(part)
+        ),
         key=lambda each: (each.path, each.offset, each.pages),
     )
     for (path, page), group in groupby(
@@ -121,7 +126,7 @@ def cold_weights(mapped: Iterable[MappedFile], tables: Sequence[Range] = ()) -> 
     return ColdWeights(tuple(huge), tuple(rest), tuple(_joined(places)))
 
 
-def _beside(mapped: MappedFile, tables: Sequence[Range]) -> Iterator[MappedFile]:
+def beside_tables(mapped: MappedFile, tables: Sequence[Range]) -> Iterator[MappedFile]:
     """The parts of it that are more than pages of tables."""
     start, end = mapped.offset, mapped.offset + mapped.pages.size
     move = mapped.pages.start - mapped.offset

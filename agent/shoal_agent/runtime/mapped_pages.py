@@ -121,11 +121,6 @@ def files_of(paths: Iterable[Path]) -> list[MappedFile]:
     ]
 
 
-def ranges_of(paths: Iterable[Path]) -> list[PageRange]:
-    """Where they are mapped."""
-    return [each.pages for each in files_of(paths)]
-
-
 def added(before: Iterable[PageRange], after: Iterable[PageRange]) -> tuple[PageRange, ...]:
     """What of `after` is not in `before`: the kernel merges mappings that adjoin."""
     old = sorted(before)

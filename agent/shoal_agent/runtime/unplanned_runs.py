@@ -137,10 +137,9 @@ class UnplannedRuns:
         let_go: Callable[[], None] | None = partial(drop, run.dropped) if run.dropped else None
         if on_disk is not None:
             let_go = on_disk.let_go
-        # Blocks decide that themselves. What is on its way from the disk cannot be dropped.
-        whole = () if isinstance(fragment, BlockFragment) else fragment.weight_pages()
         try:
-            with arena.ballast.hold(held), nothing_read_ahead(whole):
+            # What is on its way from the disk cannot be dropped.
+            with arena.ballast.hold(held), nothing_read_ahead(fragment.pages_read_ahead):
                 bring_in(beside.on_disk)
                 return self._runs.run_guarded(
                     *(fragment, run.feed, run.stopper, run.limit_bytes, let_go, placed),

@@ -4,24 +4,31 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import nlargest
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
 import onnxruntime
 
 from shoal_agent.cache.folders import drop_cached_pages
+from shoal_agent.runtime.cold_weights import beside_tables
 from shoal_agent.runtime.described import dequantises, runs_in_order
 from shoal_agent.runtime.destinations import Destinations, Placed
-from shoal_agent.runtime.external_data import table_bytes
+from shoal_agent.runtime.external_data import table_bytes, table_ranges
 from shoal_agent.runtime.failures import OutOfBudget, Stopper, Terminated, failure_of
 from shoal_agent.runtime.guard import READ_BYTES
 from shoal_agent.runtime.inputs import input_spec
 from shoal_agent.runtime.mapped_pages import (
+    MappedFile,
     PageRange,
     added,
+    are_cold,
     cached_bytes,
     common,
-    ranges_of,
+    files_of,
+    newly_mapped,
+    populate_in_pieces,
     read_nothing_ahead,
     size_of,
     unused_parts,
@@ -37,6 +44,8 @@ from shoal_protocol.tensors import Array
 
 _GRAPH_FACTOR: Final = 12
 """Memory to open a graph that is not prepared, over the size of its file."""
+_SAMPLES: Final = 4
+"""Of its largest weights, for whether they are in the page cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +72,12 @@ class Whole:
         """Raises `RuntimeFailed`."""
         before = self._mapped()
         session = open_session(str(self.model), options, self.recipe)
-        return WholeFragment(self, session, added(before, self._mapped()))
+        return WholeFragment(self, session, newly_mapped(before, self._mapped()))
 
-    def _mapped(self) -> list[PageRange]:
+    def _mapped(self) -> list[MappedFile]:
         """Where its files are mapped, also by sessions that are about to end."""
         with suppress(OSError):  # a hardened container
-            return ranges_of(self.weights)
+            return files_of(self.weights)
         return []
 
 
@@ -108,14 +117,18 @@ class WholeFragment:
         self,
         source: Whole,
         session: onnxruntime.InferenceSession,
-        weights: Sequence[PageRange],
+        mapped: Sequence[MappedFile],
     ) -> None:
-        """`weights` is where the session has mapped its own. Raises `RuntimeFailed`."""
+        """`mapped` is where the session has its own weights. Raises `RuntimeFailed`."""
         self._source = source
         self._session = session
-        self._weights = weights
+        self._mapped = mapped
         self.inputs = tuple(input_spec(value) for value in session.get_inputs())
         self.outputs = tuple(value.name for value in session.get_outputs())
+        self._singly: list[PageRange] = []  # what is to be read page by page
+        self._brought: list[PageRange] = []  # what of that a run reads as a whole
+        self._samples: list[PageRange] = []
+        self._brings = True
         self._destinations = Destinations([session], self.outputs)
         self._places = True  # what the model says of the shapes of large outputs is so
 
@@ -143,6 +156,7 @@ class WholeFragment:
     ) -> list[Array]:
         """One item, as arrays of its own or views into the arena; `placed` has those that outputs
         are written into, by default `destinations`. Raises `RuntimeFailed` and its kinds."""
+        self._bring(stopper)
         if placed := self.destinations(feed) if placed is None else placed:
             try:
                 return self._run_placed(feed, stopper, placed)
@@ -156,6 +170,16 @@ class WholeFragment:
             return list(self._session._sess.run(self.outputs, feed, stopper.options))
         except Exception as error:  # as above
             raise failure_of(error, stopped=stopper.stopped) from error
+
+    def _bring(self, stopper: Stopper) -> None:
+        """Where its weights would come page by page and wait for a disk."""
+        brings, self._brings = self._brings, True
+        if not brings or not are_cold(self._samples):
+            return
+        for each in self._brought:
+            if stopper.stopped:
+                break
+            populate_in_pieces([each])
 
     def _run_placed(
         self, feed: Mapping[str, Array], stopper: Stopper, placed: Placed
@@ -177,7 +201,8 @@ class WholeFragment:
         return {}
 
     def keep_nothing_once(self, *, brings: bool = True) -> None:
-        """As of `BlockFragment`: it keeps what it has read, and brings nothing."""
+        """As of `BlockFragment`, but for that it keeps what it has read."""
+        self._brings = brings
 
     def weights_at_once(self) -> int:
         """Weights that a run has in memory at most: all, and of tables what it may read before a
@@ -188,9 +213,16 @@ class WholeFragment:
 
     def keep_within(self, room_bytes: int) -> None:
         """Where its weights take more than there is, since it reads rows of tables, these are to
-        come page by page: else each brings what lies around it, from the disk or the page cache."""
+        come page by page: else each brings what lies around it, from the disk or the page cache.
+        The other weights are brought before a run, in requests that suit a disk. Raises
+        `OSError`."""
         if size_of(pages := self.weight_pages()) > room_bytes:
-            read_nothing_ahead(pages)
+            self._read_page_by_page(pages)
+            tables = table_ranges(self._source.model.read_bytes())
+            mapped = sorted(self._mapped, key=attrgetter("path", "offset"))
+            parts = (part for each in mapped for part in beside_tables(each, tables))
+            self._brought = [each.pages for each in parts]
+            self._samples = nlargest(_SAMPLES, self._brought, attrgetter("size"))
             if cached_bytes(pages) > room_bytes:
                 WeightsOnDisk(pages, self.weight_files()).let_go()
 
@@ -201,12 +233,22 @@ class WholeFragment:
         with suppress(OSError):  # a hardened container
             unused = unused_parts(self.weight_pages())
             if size_of(unused) > room_bytes:
-                read_nothing_ahead(unused)
+                self._read_page_by_page(unused)
                 drop_cached_pages(folder)
+
+    @property
+    def pages_read_ahead(self) -> tuple[PageRange, ...]:
+        """Its weights, but for what is read page by page."""
+        return added(self._singly, self.weight_pages())
+
+    def _read_page_by_page(self, pages: Sequence[PageRange]) -> None:
+        read_nothing_ahead(pages)
+        self._singly += pages
 
     def weight_pages(self) -> list[PageRange]:
         """Where its weights are mapped, but for mappings that were written to."""
-        return common(clean_pages(self._source.weights), self._weights)
+        own = [each.pages for each in self._mapped]
+        return common(clean_pages(self._source.weights), own)
 
     def weight_files(self) -> frozenset[str]:
         """What these are mapped from."""

@@ -166,10 +166,13 @@ def _renew(line: JoinLine, folder: Path) -> None:
     try:
         identity = json.loads((folder / "current" / "identity.json").read_bytes())
         renew_at, expires_at = float(identity["renew_at"]), float(identity["expires_at"])
-    except (OSError, ValueError, KeyError, TypeError):
-        renew_at, expires_at = 0.0, 0.0
+        starts_at = float(identity.get("starts_at", 0.0))  # earlier versions do not say it
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        starts_at, renew_at, expires_at = 0.0, 0.0, 0.0
     pause = (expires_at - renew_at) / _RETRIES
-    if time.time() < (renew_at if _since_failed(folder) >= pause else expires_at):
+    # One of the future was made by a clock that was ahead, and may be of no use when that is set.
+    fresh = starts_at <= time.time() < renew_at
+    if fresh or (time.time() < expires_at and _since_failed(folder) < pause):
         return
     try:
         _enrol(line, folder)

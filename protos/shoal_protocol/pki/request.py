@@ -93,6 +93,7 @@ def enrol(order: Order) -> dict[str, object]:
     renew_at = start + (end - start) * 2 / 3
     identity: dict[str, object] = {
         "name": order.name,
+        "starts_at": start.timestamp(),
         "renew_at": renew_at.timestamp(),
         # Whatever the clock here says: it was signed just now.
         "renew_after_seconds": (renew_at - start - BEFORE).total_seconds(),

@@ -176,6 +176,10 @@ def _pinned(target: str, fingerprint: str) -> bytes:
     host, _, port = target.rpartition(":")
     try:
         shown = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=_CALL_SECONDS)
+    except ssl.SSLError as error:
+        raise NoAnswer(f"what answers at {target} is no coordinator: {error.reason}") from error
+    except TimeoutError as error:
+        raise NoAnswer(f"nobody answers at {target} within {_CALL_SECONDS:.0f} s") from error
     except OSError as error:
         raise NoAnswer(f"nobody answers at {target}: {error.strerror or error}") from error
     if hashlib.sha256(ssl.PEM_cert_to_DER_cert(shown)).hexdigest() != fingerprint:

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import socket
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +26,7 @@ from shoal_cli.standalone.invitations import Invitation, Invitations, Kind
 from shoal_cli.standalone.serving import Standalone, coordinator_process, keep_renewed, listen
 from shoal_cli.transfer import joined
 from shoal_cluster.ports import lasting_port
+from shoal_protocol.coordinator_client import CallFailed
 from shoal_protocol.identities import ENROLMENT
 from shoal_protocol.join_lines import JoinLine
 from shoal_protocol.pki import request
@@ -166,6 +168,42 @@ async def test_a_coordinator_that_was_not_joined_is_named_with_what_to_do(shelf:
     await joins(shelf.line(Kind.CLIENT))
     with pytest.raises(joined.NotJoined, match=r"10\.0\.0\.1:7400 was not joined .*but 127"):
         joined.reach("10.0.0.1:7400")
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("Deadline Exceeded", "^shelf:7400 does not answer in time: its machine may be suspended"),
+        ("certificate has expired: OK", r"^shelf:7400: .*the clock here says \d{4}.*: is it right"),
+        ("connection refused", "^shelf:7400: connection refused$"),
+    ],
+)
+def test_a_user_is_told_what_may_keep_a_coordinator_from_answering(reason: str, said: str) -> None:
+    with pytest.raises(joined.CoordinatorAway, match=said), joined.explained("shelf:7400"):
+        raise CallFailed("ListJobs", grpc.StatusCode.UNAVAILABLE, reason)
+
+
+async def test_where_a_machine_is_suspended_nobody_answers_who_joins(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request, "_CALL_SECONDS", 0.1)
+    line = shelf.line(Kind.CLIENT)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        there = replace(line, port=silent.getsockname()[1] - 1)
+        with pytest.raises(joined.CoordinatorAway, match=r"^nobody answers at \S+ within \d+ s$"):
+            await joins(there)
+
+
+async def test_who_joins_where_another_program_listens_is_told_so(shelf: Shelf) -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        there = replace(shelf.line(Kind.CLIENT), port=server.sockets[0].getsockname()[1] - 1)
+        with pytest.raises(joined.CoordinatorAway, match=r"^what answers at \S+ is no coordinator"):
+            await joins(there)
 
 
 async def test_a_certificate_is_renewed_with_the_same_key(shelf: Shelf) -> None:

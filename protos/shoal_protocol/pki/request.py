@@ -99,6 +99,7 @@ def enrol(order: Order) -> dict[str, object]:
         "renew_after_seconds": (renew_at - start - BEFORE).total_seconds(),
         "expires_at": end.timestamp(),
         "token": used,
+        "fingerprint": order.fingerprint,
     }
     replace_file(pending / "certificate.pem", response.certificate_chain)
     replace_file(pending / "ca.pem", response.authority)

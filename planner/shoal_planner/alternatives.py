@@ -1,7 +1,7 @@
 """What else there was: the divisions that one would think of first, and why they lost."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from shoal_planner.costs import Costs, Division, Span
 from shoal_planner.device_costs import Holding
@@ -16,12 +16,14 @@ from shoal_protocol.units import counted, format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """The best division, by a goal, on a pool. The others are weighed against it."""
+    """The best division, by a goal, on a pool. The others are weighed against it. `required` are
+    its pins: fragment -> device."""
 
     costs: Costs
     pool: Sequence[PoolDevice]
     goal: Goal
     best: Divisions
+    required: Mapping[int, str] = field(default_factory=dict)
 
     def rejected(
         self, without_replicas: Divisions | None, others: Sequence[Divisions]
@@ -96,7 +98,7 @@ class Contest:
                 reason = f"a fragment for {device.name} needs {need}; it has {have}"
                 lacking = _lacking_disk(self.costs, division.span, device)
                 return Rejected(alternative=name, reason=lacking or reason)
-        reason = self._worse_held(lost)
+        reason = self._against_pins(lost) or self._worse_held(lost)
         if not self.costs.predictable(self.pool):
             return Rejected(alternative=name, reason=reason or "is less balanced")
         period, latency = self.costs.totals(lost)
@@ -106,6 +108,16 @@ class Contest:
             period_nanoseconds=period,
             latency_nanoseconds=latency,
         )
+
+    def _against_pins(self, lost: Divisions) -> str:
+        """Where it would be no plan at all, however fast it is."""
+        for division in lost:
+            names = [device.name for device in division.devices]
+            for fragment in range(division.span.start, division.span.end):
+                pinned = self.required.get(fragment)
+                if pinned is not None and names != [pinned]:
+                    return f"fragment {fragment} is pinned to {pinned}"
+        return ""
 
     def _worse_held(self, lost: Divisions) -> str:
         """Where it would hold fragments in a way that the best need not: that comes before time."""
@@ -133,7 +145,8 @@ class Contest:
         if latency > best_latency:
             return _item_takes(latency, best_latency)
         if len(lost) != len(self.best):
-            return f"is as good, with {len(lost)} stages in the place of {len(self.best)}"
+            stages = counted(len(lost), "stage")
+            return f"is as good, with {stages} in the place of {len(self.best)}"
         return "is as good; ties go to fewer moves, then fewer devices, then smaller names"
 
 

@@ -197,7 +197,8 @@ def _makespan(plan: Plan) -> str:
 
 def could_be_better(gap: float) -> str:
     """`search cut short, a plan could be better by 7.4 %`."""
-    return f"search cut short, a plan could be better by {100 * gap / (1 + gap):.2g} %"
+    percent = format_number(float(f"{100 * gap / (1 + gap):.2g}"))
+    return f"search cut short, a plan could be better by {percent} %"
 
 
 def sentences(plan: Plan) -> tuple[str, ...]:

@@ -130,7 +130,9 @@ def _best(
         found = divided(situation)
         if found.divisions:
             best, *others = _by_pairs(situation, found.divisions)
-            contest = Contest(costs=costs, pool=pool, goal=goal, best=best)
+            contest = Contest(
+                costs=costs, pool=pool, goal=goal, best=best, required=wishes.required
+            )
             gap = found.gap(situation.value(best))
             return _Answer(situation=situation, contest=contest, others=others, gap=gap)
     free = replace(situation, wishes=replace(wishes, required={}))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 _FIRST: Final = re.compile("-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
+_OF_ANOTHER_TIME: Final = re.compile(r"certificate[ _](has[ _])?expired|not yet valid", re.I)
 _VERSION: Final = 0xA0
 _TIMES: Final = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
 """UTCTime and GeneralizedTime."""
@@ -35,6 +36,15 @@ def expiration_of(pem: str) -> float | None:
         return None if found is None else _not_after(a2b_base64(found[1]))
     except (ValueError, LookupError):
         return None
+
+
+def with_clock(problem: str, now: float) -> str:
+    """Why a handshake failed, with what to look at where a certificate is of another time. `now` in
+    seconds since 1970."""
+    if not _OF_ANOTHER_TIME.search(problem):
+        return problem
+    today = time.strftime("%Y-%m-%d", time.gmtime(now))
+    return f"{problem} (the clock here says {today}: is it right, and that of the coordinator?)"
 
 
 def _not_after(der: bytes) -> float:

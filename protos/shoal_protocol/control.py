@@ -14,7 +14,13 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtobufMessage
 
 from shoal_protocol.bulk.local import LocalTransport
-from shoal_protocol.bulk.transport import STREAM_ERRORS, Received, TransportBroken, describe
+from shoal_protocol.bulk.transport import (
+    STREAM_ERRORS,
+    Received,
+    TransportBroken,
+    describe,
+    describe_status,
+)
 from shoal_protocol.frames import MAXIMUM_HEADER_BYTES, MalformedFrame, control_message
 from shoal_protocol.pacing import BATCHED_MESSAGES
 from shoal_protocol.services import Connection
@@ -90,7 +96,7 @@ class GrpcControl(Generic[Ours, Theirs]):
                 yield self._split(message) or (message,)
             if self._call is not None and await self._call.code() != grpc.StatusCode.OK:
                 code, details = await self._call.code(), await self._call.details()
-                raise TransportBroken(f"{code.name}: {details}")
+                raise TransportBroken(describe_status(code, details))
         except STREAM_ERRORS as error:
             raise TransportBroken(describe(error)) from error
 

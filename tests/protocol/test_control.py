@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
 from shoal_protocol.bulk.local import CONTROL, LocalTransport, connect, listen
-from shoal_protocol.bulk.transport import TransportBroken
+from shoal_protocol.bulk.transport import TransportBroken, describe_status
+from shoal_protocol.channels import STATUS_LOST
 from shoal_protocol.control import LOCAL_MESSAGE_BYTES, LocalControl
 from shoal_protocol.frames import Frame, MalformedFrame, acknowledgement
 from shoal_protocol.v1.session_pb2 import (
@@ -153,3 +155,9 @@ async def test_a_frame_that_ends_halfway_is_no_message(tmp_path: Path) -> None:
             while not echo.failed:
                 await asyncio.sleep(0.01)
     assert "within a frame" in str(echo.failed[0])
+
+
+def test_a_stream_whose_status_was_lost_is_told_of_in_words() -> None:
+    """As that of a machine that was suspended for longer than the other side waited."""
+    assert describe_status(grpc.StatusCode.INTERNAL, STATUS_LOST) == "the stream ended"
+    assert describe_status(grpc.StatusCode.ABORTED, "silent") == "ABORTED: silent"

@@ -68,6 +68,11 @@ class Enrolment:
         return order | {"token": token, "ca": str(self.ca)}
 
     @property
+    def fingerprint(self) -> str:
+        """Of the certificate that the coordinator shows who joins; empty without a join line."""
+        return "" if self.join is None else self.join.fingerprint
+
+    @property
     def credentials(self) -> Credentials:
         """Where the current identity is, once there is one."""
         return Credentials.of_folder(self.folder / "current")
@@ -170,6 +175,8 @@ class Identity:
         with contextlib.suppress(OSError, ValueError, EnrolmentFailed):
             _check_private(self._enrolment.folder)
             match json.loads(path.read_bytes()):
+                case {"fingerprint": of} if of != self._enrolment.fingerprint:
+                    return None  # another coordinator's, which this one does not believe
                 case {"name": self._enrolment.name, "renew_at": renew_at, "expires_at": expires_at}:
                     return float(renew_at) if time.time() < float(expires_at) else None
         return None

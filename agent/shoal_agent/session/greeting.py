@@ -1,7 +1,6 @@
 """How a session begins: the control stream that it has, Hello, Welcome; or why it does not."""
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Final, TypeAlias
@@ -10,6 +9,7 @@ import grpc
 
 from shoal_protocol.bulk.local import CONTROL, connect
 from shoal_protocol.bulk.transport import TransportBroken
+from shoal_protocol.certificate_times import with_clock
 from shoal_protocol.control import (
     LOCAL_MESSAGE_BYTES,
     ControlStream,
@@ -23,7 +23,6 @@ from shoal_protocol.v1 import session_pb2 as pb
 _WELCOME_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 2.0
 _NO_METHOD: Final = "/shoal.v1.Session/Nothing"
-_OF_ANOTHER_TIME: Final = re.compile(r"certificate[ _](has[ _])?expired|not yet valid", re.I)
 
 Stream: TypeAlias = ControlStream[pb.AgentMessage, pb.CoordinatorMessage]
 Instructions: TypeAlias = AsyncIterator[Sequence[pb.CoordinatorMessage]]
@@ -77,13 +76,11 @@ async def why_unreachable(channel: grpc.aio.Channel) -> str:
 def in_words(problem: str, now: float, expires_at: float | None = None) -> str:
     """What broke a session, with what to look at where a certificate is of another time: a server
     does not say that the one of its caller has expired. Times in seconds since 1970."""
-    today = time.strftime("%Y-%m-%d", time.gmtime(now))
     if expires_at is not None and expires_at <= now:
+        today = time.strftime("%Y-%m-%d", time.gmtime(now))
         ended = time.strftime("%Y-%m-%d", time.gmtime(expires_at))
         return (
             f"{problem} (this device's own certificate ended on {ended}, and the clock here says "
             f"{today}: renew it, or set the clock)"
         )
-    if not _OF_ANOTHER_TIME.search(problem):
-        return problem
-    return f"{problem} (the clock here says {today}: is it right, and that of the coordinator?)"
+    return with_clock(problem, now)

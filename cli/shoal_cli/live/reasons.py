@@ -142,7 +142,8 @@ def _about_work(job: JobView) -> Iterator[str]:
         yield f"{counted(job.failed - 3, 'more item')} failed"
     if job.retries:
         again = counted(job.retries, "task")
-        yield f"{again} had to be given again, after a device was lost or had failed"
+        why = "after a device was lost, had failed or could not reach another"
+        yield f"{again} had to be given again, {why}"
     hits = job.tier_hits
     loaded = hits.cached + hits.idle + hits.evict
     total = loaded + hits.resident

@@ -33,6 +33,7 @@ from shoal_protocol.pki.authority import (
     Issued,
     Use,
     fingerprint_of,
+    is_fresh,
     is_issued_by,
     renewal_time,
     self_signed,
@@ -120,7 +121,7 @@ class Folder:
         Raises `OSError`."""
         with contextlib.suppress(OSError, ValueError):
             known = self.credentials.certificate.read_bytes()
-            if now < renewal_time(known) and is_issued_by(known, authority.certificate):
+            if is_fresh(known, now) and is_issued_by(known, authority.certificate):
                 return renewal_time(known)
         issued = authority.issue(COORDINATOR, now, use=Use.BOTH)
         place = self.root / "coordinator"

@@ -5,6 +5,7 @@ when it ends; with a certificate that is renewed here, and followed there.
 """
 
 import asyncio
+import contextlib
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Sequence
@@ -27,9 +28,10 @@ from shoal_protocol.pki.enrolment import (
 from shoal_protocol.threads import in_thread
 
 _GRACE_SECONDS: Final = 10.0
-_CHECK_SECONDS: Final = 600.0
-_FAR_AWAY: Final = ("192.0.2.1", 9)
-"""An address that is nobody's: the way to it is the way to everywhere."""
+_CHECK_SECONDS: Final = 5.0
+"""A clock that was behind may be set at any moment, and then nobody believes the certificate."""
+_FAR_AWAY: Final = (("192.0.2.1", 9), ("2001:db8::1", 9))
+"""Addresses that are nobody's: the way to them is the way to everywhere."""
 _PROCESS: Final = "coordinator"
 
 
@@ -56,10 +58,10 @@ class Standalone:
 
 def this_host() -> str:
     """What other machines reach this one by: its address on the way to everywhere, or its name."""
-    try:
-        return own_address(*_FAR_AWAY)
-    except OSError:
-        return socket.gethostname()
+    for host, port in _FAR_AWAY:
+        with contextlib.suppress(OSError):
+            return own_address(host, port)
+    return socket.gethostname()
 
 
 async def serve(

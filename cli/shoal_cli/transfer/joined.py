@@ -23,6 +23,7 @@ from typing import Final
 
 import grpc
 
+from shoal_protocol.certificate_times import with_clock
 from shoal_protocol.channels import Credentials, open_channel
 from shoal_protocol.coordinator_client import CallFailed, CoordinatorClient
 from shoal_protocol.durable_files import replace_file
@@ -31,6 +32,8 @@ from shoal_protocol.join_lines import JoinLine, parse_join_line
 from shoal_protocol.state_folders import state_folder
 
 _FAILED: Final = "failed"
+_TOO_LATE: Final = "Deadline Exceeded"
+"""gRPC's own words where no answer came; a coordinator has others."""
 _RETRIES: Final = 50
 """A renewal that failed is tried again so often while the certificate is valid: where nothing comes
 back from the coordinator's address, each costs a minute, and all commands of the user wait."""
@@ -94,7 +97,16 @@ def explained(coordinator: str) -> Iterator[None]:
         yield
     except CallFailed as error:
         kind = CoordinatorAway if error.unreachable else CallRefused
-        raise kind(f"{coordinator}: {error}") from error
+        raise kind(_in_words(coordinator, error)) from error
+
+
+def _in_words(coordinator: str, error: CallFailed) -> str:
+    if error.reason == _TOO_LATE:
+        return (
+            f"{coordinator} does not answer in time: its machine may be suspended or very busy, or "
+            "the network between is down or slow"
+        )
+    return with_clock(f"{coordinator}: {error}", time.time())
 
 
 def join(line: JoinLine) -> None:
@@ -166,10 +178,13 @@ def _renew(line: JoinLine, folder: Path) -> None:
     try:
         identity = json.loads((folder / "current" / "identity.json").read_bytes())
         renew_at, expires_at = float(identity["renew_at"]), float(identity["expires_at"])
-    except (OSError, ValueError, KeyError, TypeError):
-        renew_at, expires_at = 0.0, 0.0
+        starts_at = float(identity.get("starts_at", 0.0))  # earlier versions do not say it
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        starts_at, renew_at, expires_at = 0.0, 0.0, 0.0
     pause = (expires_at - renew_at) / _RETRIES
-    if time.time() < (renew_at if _since_failed(folder) >= pause else expires_at):
+    # One of the future was made by a clock that was ahead, and may be of no use when that is set.
+    fresh = starts_at <= time.time() < renew_at
+    if fresh or (time.time() < expires_at and _since_failed(folder) < pause):
         return
     try:
         _enrol(line, folder)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_protocol.assembly import copy_into
+from shoal_protocol.channels import STATUS_LOST
 from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import Frame, frames_in, join_frames, split_frame
 from shoal_protocol.services import FrameStream
@@ -183,8 +184,13 @@ def _read_frame(frame: bytes) -> Received:
     return Received(header, Held(payload), header.ByteSize() + len(payload))
 
 
+def describe_status(code: grpc.StatusCode, details: str | None) -> str:
+    """How a call has ended, in one line."""
+    return "the stream ended" if details == STATUS_LOST else f"{code.name}: {details}"
+
+
 def describe(error: BaseException) -> str:
     """A gRPC error in one line."""
     if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
+        return describe_status(error.code(), error.details())
     return str(error) or type(error).__name__

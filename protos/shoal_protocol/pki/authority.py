@@ -236,6 +236,13 @@ def renewal_time(certificate: bytes) -> datetime:
     return start + (end - start) * 2 / 3
 
 
+def is_fresh(certificate: bytes, now: datetime) -> bool:
+    """Whether a certificate (PEM) holds now, and is not to be replaced. One that was made while a
+    clock was ahead does not hold yet when that is set."""
+    parsed = x509.load_pem_x509_certificate(certificate)
+    return parsed.not_valid_before_utc <= now < renewal_time(certificate)
+
+
 def expiry(certificate: bytes) -> datetime:
     """When a certificate (PEM) ends."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc

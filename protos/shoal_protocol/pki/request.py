@@ -93,11 +93,13 @@ def enrol(order: Order) -> dict[str, object]:
     renew_at = start + (end - start) * 2 / 3
     identity: dict[str, object] = {
         "name": order.name,
+        "starts_at": start.timestamp(),
         "renew_at": renew_at.timestamp(),
         # Whatever the clock here says: it was signed just now.
         "renew_after_seconds": (renew_at - start - BEFORE).total_seconds(),
         "expires_at": end.timestamp(),
         "token": used,
+        "fingerprint": order.fingerprint,
     }
     replace_file(pending / "certificate.pem", response.certificate_chain)
     replace_file(pending / "ca.pem", response.authority)
@@ -175,6 +177,10 @@ def _pinned(target: str, fingerprint: str) -> bytes:
     host, _, port = target.rpartition(":")
     try:
         shown = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=_CALL_SECONDS)
+    except ssl.SSLError as error:
+        raise NoAnswer(f"what answers at {target} is no coordinator: {error.reason}") from error
+    except TimeoutError as error:
+        raise NoAnswer(f"nobody answers at {target} within {_CALL_SECONDS:.0f} s") from error
     except OSError as error:
         raise NoAnswer(f"nobody answers at {target}: {error.strerror or error}") from error
     if hashlib.sha256(ssl.PEM_cert_to_DER_cert(shown)).hexdigest() != fingerprint:

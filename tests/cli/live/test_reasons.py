@@ -123,7 +123,8 @@ def test_what_is_not_well_with_devices_of_the_job_is_said() -> None:
     other = device("attic", state=LOST)
     said = reasons(pi, other, device("jetson"), job(stage(0, "pi-4"), retries=2))
     assert said.findings == (
-        "2 tasks had to be given again, after a device was lost or had failed",
+        "2 tasks had to be given again, "
+        "after a device was lost, had failed or could not reach another",
         "pi-4 has given no sign of life for 7 s",
         "pi-4 was measured at 30 MiB of its 24 MiB: over its budget",
         "pi-4 cannot reach jetson: what it sends there goes through the coordinator",

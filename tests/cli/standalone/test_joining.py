@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import socket
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -25,10 +26,11 @@ from shoal_cli.standalone.invitations import Invitation, Invitations, Kind
 from shoal_cli.standalone.serving import Standalone, coordinator_process, keep_renewed, listen
 from shoal_cli.transfer import joined
 from shoal_cluster.ports import lasting_port
+from shoal_protocol.coordinator_client import CallFailed
 from shoal_protocol.identities import ENROLMENT
 from shoal_protocol.join_lines import JoinLine
 from shoal_protocol.pki import request
-from shoal_protocol.pki.authority import Authority, is_issued_by, renewal_time
+from shoal_protocol.pki.authority import Authority, is_fresh, is_issued_by, renewal_time
 from shoal_protocol.pki.enrolment import USED_WITH_ANOTHER_KEY
 from shoal_protocol.v1.enrolment_pb2 import EnrolRequest, EnrolResponse
 from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
@@ -37,10 +39,16 @@ if TYPE_CHECKING:
     from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentAsyncStub
 
 PATIENCE_SECONDS = 60.0
+A_MOMENT_SECONDS = 30.0
+PAST = datetime.now(UTC) - timedelta(days=200)
 
 
 def authority_of(shelf: Shelf) -> bytes:
     return (shelf.folder.root / "authority/certificate.pem").read_bytes()
+
+
+def unexpected(reason: str) -> NoReturn:
+    raise AssertionError(reason)
 
 
 async def joins(line: JoinLine) -> None:
@@ -162,6 +170,42 @@ async def test_a_coordinator_that_was_not_joined_is_named_with_what_to_do(shelf:
         joined.reach("10.0.0.1:7400")
 
 
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("Deadline Exceeded", "^shelf:7400 does not answer in time: its machine may be suspended"),
+        ("certificate has expired: OK", r"^shelf:7400: .*the clock here says \d{4}.*: is it right"),
+        ("connection refused", "^shelf:7400: connection refused$"),
+    ],
+)
+def test_a_user_is_told_what_may_keep_a_coordinator_from_answering(reason: str, said: str) -> None:
+    with pytest.raises(joined.CoordinatorAway, match=said), joined.explained("shelf:7400"):
+        raise CallFailed("ListJobs", grpc.StatusCode.UNAVAILABLE, reason)
+
+
+async def test_where_a_machine_is_suspended_nobody_answers_who_joins(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request, "_CALL_SECONDS", 0.1)
+    line = shelf.line(Kind.CLIENT)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        there = replace(line, port=silent.getsockname()[1] - 1)
+        with pytest.raises(joined.CoordinatorAway, match=r"^nobody answers at \S+ within \d+ s$"):
+            await joins(there)
+
+
+async def test_who_joins_where_another_program_listens_is_told_so(shelf: Shelf) -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        there = replace(shelf.line(Kind.CLIENT), port=server.sockets[0].getsockname()[1] - 1)
+        with pytest.raises(joined.CoordinatorAway, match=r"^what answers at \S+ is no coordinator"):
+            await joins(there)
+
+
 async def test_a_certificate_is_renewed_with_the_same_key(shelf: Shelf) -> None:
     line = shelf.line(Kind.CLIENT)
     await joins(line)
@@ -171,6 +215,17 @@ async def test_a_certificate_is_renewed_with_the_same_key(shelf: Shelf) -> None:
     assert reached.credentials is not None
     assert reached.credentials.certificate.read_bytes() != before
     assert reached.credentials.key.read_bytes() == key
+
+
+async def test_a_users_certificate_of_the_future_is_replaced(shelf: Shelf) -> None:
+    """The coordinator's clock was ahead when it signed, and nobody believes that when it is set."""
+    line = shelf.line(Kind.CLIENT)
+    await joins(line)
+    certificate = due(line.target, starts_at=time.time() + 3600)
+    before = certificate.read_bytes()
+    reached = await asyncio.to_thread(joined.reach, line.target)
+    assert reached.credentials is not None
+    assert reached.credentials.certificate.read_bytes() != before
 
 
 async def test_a_certificate_that_cannot_be_renewed_serves_to_its_end(shelf: Shelf) -> None:
@@ -264,6 +319,33 @@ def test_the_coordinators_certificate_is_renewed_in_time_and_with_another_author
         other = Authority.make("another", now)
         folder.renew(other, now)
         assert is_issued_by(folder.credentials.certificate.read_bytes(), other.certificate)
+
+
+@pytest.mark.parametrize("days", [100, -1], ids=["behind", "ahead"])
+async def test_a_coordinator_whose_clock_is_set_has_another_certificate_in_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    """As where a clock goes on where it stopped, until the network says the time. The time of the
+    loop passes at once."""
+    folder, authority = Folder(tmp_path / "shelf"), Authority.make("shoal", PAST)
+    at_first = datetime.now(UTC) - timedelta(days=days)
+    with folder.locked():
+        folder.renew(authority, at_first)
+    before, waited = folder.credentials.certificate.read_bytes(), list[float]()
+    pause = asyncio.sleep
+
+    async def pass_at_once(seconds: float) -> None:
+        waited.append(seconds)
+        await pause(0)
+
+    monkeypatch.setattr(asyncio, "sleep", pass_at_once)
+    renewing = asyncio.create_task(keep_renewed(folder, authority, unexpected))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while folder.credentials.certificate.read_bytes() == before:
+            assert sum(waited) < A_MOMENT_SECONDS
+            await pause(0.01)
+    renewing.cancel()
+    assert is_fresh(folder.credentials.certificate.read_bytes(), datetime.now(UTC))
 
 
 async def test_where_a_certificate_cannot_be_written_that_is_said_once_and_tried_again(

@@ -161,17 +161,20 @@ def _switched_off(pool: DevicePool, settings: OperatorSettings) -> tuple[ObjectK
 
 
 def _orphans(snapshot: DevicePoolSnapshot) -> tuple[CoordinatorCall, ...]:
-    """Runs whose InferenceJob is gone are stopped, then forgotten."""
+    """Runs whose InferenceJob is gone are stopped, then forgotten. Of one that had no run yet the
+    inputs are removed."""
     if isinstance(snapshot.view, Unreachable):
         return ()
     name, gone = snapshot.pool.metadata.name, "its InferenceJob was deleted"
-    return tuple(
+    left = snapshot.view.unsubmitted - snapshot.view.runs.keys() - snapshot.jobs
+    runs = tuple(
         RemoveJob(pool=name, job=job)
         if run.state.is_over
         else CancelJob(pool=name, job=job, reason=gone)
         for job, run in sorted(snapshot.view.runs.items())
         if job not in snapshot.jobs
     )
+    return (*runs, *(RemoveJob(pool=name, job=job) for job in sorted(left)))
 
 
 # ---- the status ----------------------------------------------------------------------------------

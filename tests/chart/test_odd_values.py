@@ -122,6 +122,13 @@ def test_what_the_chart_sets_itself_is_not_set_twice(
         render({**everything, path: more}, PROMETHEUS)
 
 
+@pytest.mark.parametrize("of", ["agent", "coordinator", "worker"])
+@pytest.mark.parametrize("own", ["app.kubernetes.io/component", "shoal.dev/pool"])
+def test_labels_by_which_the_operator_knows_its_pods_are_not_taken(of: str, own: str) -> None:
+    with pytest.raises(Refused, match=f"{of}.podLabels: {own} is set by the operator itself"):
+        render({f"{of}.podLabels": {"team": "a", own: "x"}})
+
+
 @pytest.mark.parametrize("release", ["2026", "a.b"])
 def test_a_release_whose_service_could_not_be_called_so_is_refused(release: str) -> None:
     options = ("template", release, str(CHART), "--namespace=shoal-system")

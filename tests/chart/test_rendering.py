@@ -206,6 +206,7 @@ def test_values_become_settings(tmp_path: Path) -> None:
         "worker.tolerations": tolerations,
         "worker.priorityClassName": "low",
         "agent.priorityClassName": "edge",
+        **{f"{of}.podLabels": {"team": of} for of in ("agent", "coordinator", "worker")},
     }
     settings = settings_of(tmp_path, values, PROMETHEUS)
     assert settings.images.agent == f"mirror.example/edge/shoal/agent@{digest}"
@@ -222,6 +223,8 @@ def test_values_become_settings(tmp_path: Path) -> None:
     )
     assert settings.worker_place == Place(tolerations=tuple(tolerations), priority_class_name="low")
     assert settings.agent_priority_class == "edge"
+    labels = (settings.agent_labels, settings.coordinator_labels, settings.worker_labels)
+    assert labels == ({"team": "agent"}, {"team": "coordinator"}, {"team": "worker"})
     assert settings.other_groups == ("monitoring.coreos.com",)
     assert not settings_of(tmp_path, values).pod_monitors, "the cluster has no such kind"
 
@@ -278,6 +281,11 @@ def test_where_the_pod_runs_is_as_given() -> None:
     assert pod["spec"]["imagePullSecrets"] == [{"name": "one"}]
     assert pod["metadata"]["labels"]["team"] == "edge"
     assert pod["metadata"]["annotations"]["note"] == "x"
+
+
+def test_the_release_test_has_the_labels_of_the_operators_pod() -> None:
+    test = render({"operator.podLabels": {"team": "edge"}})["Pod", "shoal-test"]
+    assert test["metadata"]["labels"]["team"] == "edge"
 
 
 def test_service_and_policies_find_the_operator() -> None:

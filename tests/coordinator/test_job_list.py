@@ -44,6 +44,27 @@ async def test_all_jobs_are_listed_in_one_call(world: World) -> None:
         ]
 
 
+async def unsubmitted(world: World) -> list[str]:
+    answer = await world.stub.ListFragments(api.ListFragmentsRequest(), timeout=60)
+    return list(answer.unsubmitted)
+
+
+async def test_inputs_of_jobs_that_were_not_submitted_are_told_and_removed(world: World) -> None:
+    assert await unsubmitted(world) == []
+    put_inputs(world, "left", 2)
+    put_inputs(world, "job", 2)
+    (world.folder / "store/jobs/.other").mkdir()
+    async with connected(world.device("a")):
+        await world.submit(inputs_uri="", outputs_uri="")
+        assert await unsubmitted(world) == ["left"]
+        await world.ended()
+    assert await unsubmitted(world) == ["left"]
+    await remove(world, "left")
+    await remove(world, "left")
+    assert await unsubmitted(world) == []
+    assert not (world.folder / "store/jobs/left").exists()
+
+
 async def test_a_job_is_removed_with_its_files_when_it_has_ended(world: World) -> None:
     rows = put_inputs(world, "job", 2)
     folder = world.folder / "store/jobs/job"

@@ -223,6 +223,7 @@ class CoordinatorService(CoordinatorServicer):
             free_bytes=room.free_bytes,
             removable_bytes=room.removable_bytes,
             size_bytes=room.size_bytes,
+            unsubmitted=[job for job in room.jobs if self._jobs.find(job) is None],
         )
 
     async def GetOverview(self, request: pb.GetOverviewRequest, context: _Context) -> pb.Overview:

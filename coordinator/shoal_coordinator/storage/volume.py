@@ -28,7 +28,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
 from typing import BinaryIO, Final
@@ -43,6 +43,7 @@ from shoal_coordinator.storage.volume_paths import (
     PathRefused,
     is_job,
     is_name,
+    jobs_in,
 )
 from shoal_coordinator.storage.volume_space import Space
 from shoal_coordinator.storage.volume_values import (
@@ -338,7 +339,8 @@ class Volume:
 
     def room(self) -> Room:
         """What the volume has room for, and what gives way where more is needed."""
-        return room_of(self.uses, self._store, self.in_use(), self.space.room())
+        room = room_of(self.uses, self._store, self.in_use(), self.space.room())
+        return replace(room, jobs=jobs_in(self._root))
 
     def for_results(self, folder: Path) -> Callable[[int], None] | None:
         """What asks for room for results in a folder; None: nobody is to be asked."""

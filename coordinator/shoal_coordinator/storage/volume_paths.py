@@ -2,8 +2,10 @@
 values cannot be asked for.
 """
 
+import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from shoal_protocol.digests import Digest, from_hexadecimal, hexadecimal, is_hexadecimal
@@ -81,3 +83,11 @@ def is_name(name: str) -> bool:
 def is_job(name: str) -> bool:
     """Whether a job can be called like this."""
     return _JOB.fullmatch(name) is not None
+
+
+def jobs_in(root: Path) -> tuple[str, ...]:
+    """The jobs that have a folder on a volume."""
+    try:
+        return tuple(sorted(filter(is_job, os.listdir(root / "jobs"))))
+    except FileNotFoundError:
+        return ()

@@ -46,7 +46,7 @@ class StoredFile:
 class Room:
     """What a volume has room for. `size_bytes` is what may be in it, `free_bytes` what may be
     written now, `used_bytes` what is there. Of its `fragments` those `unused` go where more is
-    needed, which gives `removable_bytes`."""
+    needed, which gives `removable_bytes`. `jobs`: those with files."""
 
     size_bytes: int
     free_bytes: int
@@ -54,3 +54,4 @@ class Room:
     fragments: tuple[Digest, ...] = ()
     unused: frozenset[Digest] = frozenset()
     removable_bytes: int = 0
+    jobs: tuple[str, ...] = ()

@@ -163,6 +163,20 @@ seccompProfile: {type: RuntimeDefault}
 {{- dict "nodeSelector" (.of.nodeSelector | default dict) "tolerations" (.of.tolerations | default list) "affinity" (.of.affinity | default dict) "priorityClassName" (.of.priorityClassName | default "") | toJson }}
 {{- end }}
 
+{{- /*
+More labels of the pods that the operator creates, as JSON: (dict "root" $ "of" "agent"). Its own win, so one of the same
+name would be ignored.
+*/ -}}
+{{- define "shoal.podLabels" -}}
+{{- $more := (get .root.Values .of).podLabels | default dict }}
+{{- range $name := keys $more | sortAlpha }}
+{{- if or (regexMatch "^app\\.kubernetes\\.io/(name|part-of|managed-by|instance|component)$" $name) (regexMatch "^([^/]*[.])?shoal\\.dev/" $name) }}
+{{- fail (printf "%s.podLabels: %s is set by the operator itself; leave it out" $.of $name) }}
+{{- end }}
+{{- end }}
+{{- $more | toJson }}
+{{- end }}
+
 {{- /* OperatorSettings, as the operator reads them. */ -}}
 {{- define "shoal.settings" -}}
 images:
@@ -177,11 +191,14 @@ operatorLabels:
 enrolment: {{ include "shoal.operator" . }}.{{ .Release.Namespace }}.svc:8443
 agentFloor: {{ .Values.agent.floor }}
 agentPriorityClass: {{ .Values.agent.priorityClassName | default "" | quote }}
+agentLabels: {{ include "shoal.podLabels" (dict "root" . "of" "agent") }}
 coordinatorMemory: {{ .Values.coordinator.memory }}
 workerMemory: {{ .Values.worker.memory }}
 workerDisk: {{ .Values.worker.disk }}
 coordinatorPlace: {{ include "shoal.place" (dict "of" .Values.coordinator) }}
+coordinatorLabels: {{ include "shoal.podLabels" (dict "root" . "of" "coordinator") }}
 workerPlace: {{ include "shoal.place" (dict "of" .Values.worker) }}
+workerLabels: {{ include "shoal.podLabels" (dict "root" . "of" "worker") }}
 certManager: {{ .Values.certManager.enabled }}
 podMonitors: {{ and .Values.podMonitor.enabled (eq (include "shoal.hasPrometheus" .) "true") }}
 monitorLabels: {{ .Values.podMonitor.additionalLabels | default dict | toJson }}

@@ -291,6 +291,7 @@ class _Coordinator:
             runs=MappingProxyType({job.name: run_of(job) for job in jobs}),
             fragments=frozenset(stored.digests),
             store=store_of(stored),
+            unsubmitted=frozenset(stored.unsubmitted),
         )
 
     def _with_calls(self, polled: CoordinatorView) -> CoordinatorView:

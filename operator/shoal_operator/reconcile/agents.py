@@ -281,9 +281,9 @@ def _agent_set(
     # Two DaemonSets of one pool must not take each other's pods for theirs.
     selector = pool_selector(pool, "agent") | {AGENTS: name}
 
-    agent = _container(pool, settings)
+    agent, on_pods = _container(pool, settings), {**settings.agent_labels, **labels}
     template = pod_template(
-        labels,
+        on_pods,
         settings.images,
         [agent],
         _volumes(pool, labels),
@@ -296,7 +296,7 @@ def _agent_set(
     )
     mark, away = fingerprint([template]), sum(not node.ready for node in nodes)
     # What follows is another with each budget.
-    template["metadata"] = {"labels": labels, "annotations": {BUDGET: str(budget_bytes)}}
+    template["metadata"] = {"labels": on_pods, "annotations": {BUDGET: str(budget_bytes)}}
     agent["resources"] = _resources(settings.agent_floor + budget_bytes)
     in_place, replaces = there.becomes(name, mark, budget_bytes)
     rolling = {"maxUnavailable": away + _max_unavailable(len(nodes))}

@@ -166,7 +166,7 @@ def _deployment(pool: DevicePool, name: str, settings: OperatorSettings) -> Mani
         {"name": "told", "configMap": {"name": name}},
     ]
     template = pod_template(
-        labels,
+        {**settings.coordinator_labels, **labels},
         images,
         [coordinator],
         volumes,

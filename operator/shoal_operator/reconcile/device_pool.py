@@ -60,8 +60,15 @@ from shoal_operator.reconcile.networks import network_policies, pod_monitor
 from shoal_operator.reconcile.pool_budgets import UPDATING
 from shoal_operator.reconcile.resources import key_of
 from shoal_operator.reconcile.settings import OperatorSettings
-from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, DeviceState, Node, Unreachable
+from shoal_operator.reconcile.snapshot import (
+    DevicePoolSnapshot,
+    DeviceState,
+    Node,
+    Unreachable,
+    Workload,
+)
 from shoal_operator.reconcile.times import seconds_since
+from shoal_operator.reconcile.volumes import Claim
 from shoal_operator.reconcile.workers import coordinator_address
 from shoal_protocol.identities import why_no_device
 from shoal_protocol.units import counted, listed
@@ -154,17 +161,20 @@ def _switched_off(pool: DevicePool, settings: OperatorSettings) -> tuple[ObjectK
 
 
 def _orphans(snapshot: DevicePoolSnapshot) -> tuple[CoordinatorCall, ...]:
-    """Runs whose InferenceJob is gone are stopped, then forgotten."""
+    """Runs whose InferenceJob is gone are stopped, then forgotten. Of one that had no run yet the
+    inputs are removed."""
     if isinstance(snapshot.view, Unreachable):
         return ()
     name, gone = snapshot.pool.metadata.name, "its InferenceJob was deleted"
-    return tuple(
+    left = snapshot.view.unsubmitted - snapshot.view.runs.keys() - snapshot.jobs
+    runs = tuple(
         RemoveJob(pool=name, job=job)
         if run.state.is_over
         else CancelJob(pool=name, job=job, reason=gone)
         for job, run in sorted(snapshot.view.runs.items())
         if job not in snapshot.jobs
     )
+    return (*runs, *(RemoveJob(pool=name, job=job) for job in sorted(left)))
 
 
 # ---- the status ----------------------------------------------------------------------------------
@@ -218,16 +228,8 @@ def _coordinator_problem(snapshot: DevicePoolSnapshot) -> Cause | None:
     elif lacking:
         by = "; cert-manager was asked for it" if snapshot.settings.cert_manager else ""
         cause = Cause("WaitingForCertificates", f"Secret {lacking[0]} is not there yet{by}")
-    elif claim is not None and claim.leaving:
-        text = (
-            f"the volume claim {claim.name} is being deleted: with the coordinator's pod it goes, "
-            f"and what is on it; delete that pod to begin with an empty volume"
-        )
-        cause = Cause("VolumeLeaving", text)
-    elif claim is not None and not claim.bound:
-        why = claim.message or "no volume was provisioned yet"
-        text = f"the coordinator's volume claim {claim.name} is pending: {why}"
-        cause = Cause("VolumePending", text)
+    elif (volume := _volume_problem(claim, workload)) is not None:
+        cause = volume
     elif workload.message:
         cause = Cause("CoordinatorFailing", workload.message)
     elif not workload.ready:
@@ -238,6 +240,23 @@ def _coordinator_problem(snapshot: DevicePoolSnapshot) -> Cause | None:
         text = f"the coordinator does not answer: {view.reason}"
         cause = Cause("CoordinatorUnreachable", text)
     return cause
+
+
+def _volume_problem(claim: Claim | None, coordinator: Workload) -> Cause | None:
+    """What keeps the coordinator's volume from being there; not what keeps its pod from a node, for
+    which the volume waits too."""
+    if claim is None:
+        return None
+    if claim.leaving:
+        text = (
+            f"the volume claim {claim.name} is being deleted: with the coordinator's pod it goes, "
+            f"and what is on it; delete that pod to begin with an empty volume"
+        )
+        return Cause("VolumeLeaving", text)
+    if claim.bound or (claim.waits_for_pod and coordinator.message):
+        return None
+    why = claim.message or "no volume was provisioned yet"
+    return Cause("VolumePending", f"the coordinator's volume claim {claim.name} is pending: {why}")
 
 
 def _agents(

@@ -51,6 +51,7 @@ class OperatorSettings:
         unit="bytes",
     )
     agent_priority_class: str = member(_CLASS, "Of agents' pods, as in core/v1.", default="")
+    agent_labels: Mapping[str, str] = member(_LABELS, "More labels of agents' pods.", default={})
     worker_memory: Bytes = member(MEMORY, "Memory limit of a worker's pod.", unit="bytes")
     namespace: str = member(_TEXT, "Where the operator's pods are.", default="shoal-system")
     operator_labels: Mapping[str, str] = member(
@@ -65,7 +66,11 @@ class OperatorSettings:
         DISK, "What a worker may keep on its node meanwhile.", unit="bytes", default="10Gi"
     )
     coordinator_place: Place = member(Object(Place), "Where coordinators may run.", default={})
+    coordinator_labels: Mapping[str, str] = member(
+        _LABELS, "More labels of coordinators' pods.", default={}
+    )
     worker_place: Place = member(Object(Place), "Where workers may run.", default={})
+    worker_labels: Mapping[str, str] = member(_LABELS, "More labels of workers' pods.", default={})
     cert_manager: bool = member(
         Flag(), "Whether cert-manager makes the certificates, not the operator.", default=False
     )

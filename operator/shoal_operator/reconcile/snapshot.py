@@ -277,7 +277,8 @@ class Unreachable:
 class CoordinatorView:
     """What a pool's coordinator said at one moment: its devices, jobs, and fragments in store.
     `begun`: when it was asked, in seconds of the operator's own clock. `store`: what that has room
-    for; None where a coordinator of another version does not say it.
+    for; None where a coordinator of another version does not say it. `unsubmitted`: jobs that have
+    files there, and no run.
     """
 
     begun: float
@@ -285,6 +286,7 @@ class CoordinatorView:
     runs: Mapping[str, Run]
     fragments: frozenset[str]
     store: StoreRoom | None = None
+    unsubmitted: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

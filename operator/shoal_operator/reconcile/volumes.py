@@ -1,8 +1,12 @@
 """The volume of a coordinator: what was claimed for it, and what its store has room for. Pure."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from shoal_protocol.units import Bytes
+
+_FOR_A_POD: Final = ("WaitForFirstConsumer:", "WaitForPodScheduled:")
+"""How the message of a claim begins whose storage class provisions where the pod is scheduled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,11 @@ class Claim:
     def is_of(self, size: int) -> bool:
         """Whether it is as large as that, and no resize of it is under way."""
         return self.size >= size and self.capacity >= self.size
+
+    @property
+    def waits_for_pod(self) -> bool:
+        """Whether it is bound once its pod has a node: what keeps the pod from that keeps it."""
+        return not self.bound and self.message.startswith(_FOR_A_POD)
 
     @property
     def room_bytes(self) -> int:

@@ -137,7 +137,12 @@ def _template(worker_spec: WorkerSpec, labels: dict[str, str], settings: Operato
         "worker", images.worker, images, command, memory, volumeMounts=mounts, **more
     )
     return pod_template(
-        labels, images, [worker], volumes, restartPolicy="Never", **write(settings.worker_place)
+        {**settings.worker_labels, **labels},
+        images,
+        [worker],
+        volumes,
+        restartPolicy="Never",
+        **write(settings.worker_place),
     )
 
 

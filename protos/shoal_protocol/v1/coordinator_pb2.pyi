@@ -247,18 +247,20 @@ class ListFragmentsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListFragmentsResponse(_message.Message):
-    __slots__ = ("digests", "unused", "free_bytes", "removable_bytes", "size_bytes")
+    __slots__ = ("digests", "unused", "free_bytes", "removable_bytes", "size_bytes", "unsubmitted")
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     UNUSED_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     REMOVABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNSUBMITTED_FIELD_NUMBER: _ClassVar[int]
     digests: _containers.RepeatedScalarFieldContainer[str]
     unused: _containers.RepeatedScalarFieldContainer[int]
     free_bytes: int
     removable_bytes: int
     size_bytes: int
-    def __init__(self, digests: _Optional[_Iterable[str]] = ..., unused: _Optional[_Iterable[int]] = ..., free_bytes: _Optional[int] = ..., removable_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    unsubmitted: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, digests: _Optional[_Iterable[str]] = ..., unused: _Optional[_Iterable[int]] = ..., free_bytes: _Optional[int] = ..., removable_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ..., unsubmitted: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("name", "state", "message", "items", "active", "succeeded", "failed", "resumed", "seconds", "items_per_second", "latency", "stages", "tier_hits", "failures", "epoch", "retries", "reason", "plan", "terms", "completing", "started_seconds", "retry", "following", "outgrown", "seen", "final_cut")

@@ -98,10 +98,11 @@ def conditions_of(world: World) -> dict[str, Any]:
 
 
 async def until_forgotten(world: World, name: str) -> None:
-    """Until the coordinator has no run of a job."""
+    """Until the coordinator has no run of a job, and no files of one that was not submitted."""
     async with asyncio.timeout(60):
         while True:
             runs = [each.name for each in await world.pool.client.jobs()]
+            runs += (await world.pool.client.fragments()).unsubmitted
             if not any(each.startswith(f"{name}-") for each in runs):
                 return
             await asyncio.sleep(0.2)

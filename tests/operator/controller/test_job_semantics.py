@@ -379,6 +379,17 @@ async def test_a_job_survives_the_death_of_its_operator_and_one_that_is_deleted_
     assert len(read_results(world.claims / "lines" / "long")) == ITEMS
 
 
+async def test_inputs_of_a_job_that_was_deleted_before_it_was_submitted_are_removed(
+    world: World, running: Operators
+) -> None:
+    left = world.pool.store / "jobs" / "early-0a1b2c3d"
+    (left / "in").mkdir(parents=True)
+    (left / "in" / "line.npz").write_bytes(b"what a worker has transferred")
+    assert (await world.pool.client.fragments()).unsubmitted == [left.name]
+    await until_forgotten(world, "early")
+    assert not left.exists()
+
+
 async def test_a_new_operator_has_nothing_new_to_tell_of_a_pool_at_rest(
     world: World, running: Operators
 ) -> None:

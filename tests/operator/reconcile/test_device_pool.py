@@ -344,11 +344,14 @@ def test_runs_whose_job_is_gone_are_stopped_and_forgotten() -> None:
         "gone-1": run("gone-1", RunState.RUNNING),
         "gone-2": run("gone-2", RunState.CANCELLED),
     }
-    seen = view(device("n1"), device("n2"), runs=runs)
-    decision = see(view=seen, jobs=frozenset({"alive-1"}))
+    # "alive-1" was submitted after its files were listed.
+    left = frozenset({"alive-1", "waits-1", "gone-3"})
+    seen = replace(view(device("n1"), device("n2"), runs=runs), unsubmitted=left)
+    decision = see(view=seen, jobs=frozenset({"alive-1", "waits-1"}))
     assert decision.calls == (
         CancelJob(pool="shelf", job="gone-1", reason="its InferenceJob was deleted"),
         RemoveJob(pool="shelf", job="gone-2"),
+        RemoveJob(pool="shelf", job="gone-3"),
     )
 
 

@@ -3,9 +3,11 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from reconcile.test_device_pool import children, see, settings
 from reconcile.test_inference_job import planned
@@ -15,15 +17,19 @@ from shoal_api.labels import COMPONENT, POOL
 from shoal_operator.reconcile.decision import ObjectKey
 from shoal_operator.reconcile.workers import (
     WorkerSpec,
+    cut_worker,
     deliver_worker,
     input_follower,
     input_transfer_worker,
+    inspect_worker,
     result_follower,
     result_transfer_worker,
+    table_worker,
     worker_job,
 )
 
 JOB = planned().job
+INSTALL = Path(__file__).parents[3] / "docs" / "install.md"
 
 
 def test_only_those_who_must_may_talk_to_a_pools_pods() -> None:
@@ -168,3 +174,27 @@ def intervals(monitor: Mapping[str, object]) -> list[object]:
     spec = monitor["spec"]
     assert isinstance(spec, Mapping)
     return [each.get("interval") for each in spec["podMetricsEndpoints"]]
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        inspect_worker(model()),
+        cut_worker(partition(), model(), ()),
+        table_worker(partition(), model(), ()),
+    ],
+    ids=lambda worker: worker.component,
+)
+def test_the_documented_policy_is_for_the_workers_that_no_pool_has(worker: WorkerSpec) -> None:
+    pod: Any = worker_job(model(), worker, settings())
+    labels = pod["spec"]["template"]["metadata"]["labels"]
+    assert POOL not in labels, "the policies of pools would select it"
+    policies = [
+        yaml.safe_load(block)
+        for block in re.findall(r"```yaml\n(.*?)```", INSTALL.read_text(), re.DOTALL)
+        if "kind: NetworkPolicy" in block
+    ]
+    (policy,) = policies
+    (chosen,) = policy["spec"]["podSelector"]["matchExpressions"]
+    assert chosen["key"] == COMPONENT
+    assert labels[COMPONENT] in chosen["values"]

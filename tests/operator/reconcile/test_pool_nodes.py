@@ -160,6 +160,20 @@ def test_agents_have_the_priority_class_of_the_installation_and_none_by_default(
     assert classes() == {None}
 
 
+@pytest.mark.parametrize(
+    ("kind", "of"), [("DaemonSet", "agent_labels"), ("Deployment", "coordinator_labels")]
+)
+def test_pods_of_a_pool_have_the_labels_of_the_installation(kind: str, of: str) -> None:
+    def labels(**given: Any) -> dict[str, Any]:
+        made: Any = children(see(settings=settings(**given)), kind)
+        return {name: each["spec"]["template"]["metadata"]["labels"] for name, each in made.items()}
+
+    more = {"team": "edge", "app.kubernetes.io/component": "other"}
+    own = labels()
+    assert own
+    assert labels(**{of: more}) == {name: {**each, "team": "edge"} for name, each in own.items()}
+
+
 def replaced(of: DevicePool | None = None, **more: Any) -> bool:
     """Whether agents are given their newest template, which replaces them."""
     (agents,) = snapshot().agents

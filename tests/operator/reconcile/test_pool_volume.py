@@ -6,11 +6,18 @@ from dataclasses import replace
 import pytest
 
 from reconcile.rules import decide
-from reconcile.test_device_pool import children, snapshot
+from reconcile.test_device_pool import children, see, snapshot
 from reconcile.test_inference_job import PLANNED, job, knows, run, status_of, works, written
-from reconcile.values import NOW, UID, pool
+from reconcile.values import NOW, UID, condition, pool
 from shoal_api.kinds import InferenceJob
-from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, RunState, WorkerPhase
+from shoal_operator.reconcile.snapshot import (
+    InferenceJobSnapshot,
+    RunState,
+    WorkerPhase,
+    Workload,
+)
+from shoal_operator.reconcile.volumes import Claim
+from shoal_protocol.units import Bytes
 
 RUNNING = knows(PLANNED, run(RunState.RUNNING, succeeded=8))
 ENDED = knows(PLANNED, run(RunState.COMPLETE, succeeded=24))
@@ -67,3 +74,22 @@ def test_a_claim_says_its_size_as_people_do_where_that_is_exact(size: str, claim
     spec = made["spec"]
     assert isinstance(spec, Mapping)
     assert spec["resources"] == {"requests": {"storage": claimed}}
+
+
+@pytest.mark.parametrize("waits", ["WaitForFirstConsumer", "WaitForPodScheduled"])
+def test_where_the_volume_waits_for_a_pod_what_keeps_the_pod_away_is_said(waits: str) -> None:
+    refused = "is forbidden: exceeded quota: memory"
+    claim = Claim(
+        name="shelf-coordinator", bound=False, size=Bytes(5 << 30), message=f"{waits}: waiting"
+    )
+    workload = Workload(name="shelf-coordinator", wanted=1, ready=0, current=False)
+    failing = replace(workload, message=refused)
+    told = see(claim=claim, coordinator=failing).status
+    for kind in ("CoordinatorReady", "Ready"):
+        known = condition(told, kind)
+        assert (known.reason, known.message) == ("CoordinatorFailing", refused)
+    unprovisioned = replace(claim, message="ProvisioningFailed: no space left")
+    for pending, pod in ((unprovisioned, failing), (claim, workload)):
+        known = condition(see(claim=pending, coordinator=pod).status, "CoordinatorReady")
+        assert known.reason == "VolumePending"
+        assert pending.message in known.message

@@ -68,6 +68,19 @@ def test_workers_run_where_the_installation_says() -> None:
     assert "nodeSelector" not in spec
 
 
+def test_workers_have_the_labels_of_the_installation_and_their_own_first() -> None:
+    wanted = planned().job
+    spec = input_transfer_worker(wanted, "shelf")
+
+    def labels(manifest: Any) -> Any:
+        return manifest["spec"]["template"]["metadata"]["labels"]
+
+    own = labels(worker_job(wanted, spec, SETTINGS))
+    more = {"team": "edge", "app.kubernetes.io/component": "other"}
+    settings = replace(SETTINGS, worker_labels=more)
+    assert labels(worker_job(wanted, spec, settings)) == {**own, "team": "edge"}
+
+
 @pytest.mark.parametrize(
     ("said", "shown"),
     [

@@ -28,7 +28,7 @@ run: .venv/run.stamp ## Run the main job: a model cut over three small devices r
 # The short checks first, side by side; then all tests in one run, so that those that wait (for a
 # cluster, for a lease) leave the processors to the others, and each process collects them once.
 check: .venv/dev.stamp ## Run every check: style, types, borders, documentation, tests
-	@$(MAKE) --no-print-directory --jobs --output-sync=target style types borders docs
+	@$(MAKE) --no-print-directory --jobs --output-sync=target style types borders docs .venv/rewritten.stamp
 	@$(CLUSTER) build
 	$(BIN)/pytest --quiet -rs -m "not minutes" --numprocesses 5 --no-loadscope-reorder
 
@@ -138,6 +138,12 @@ clean: ## Remove .venv and everything else that was made
 	@echo "Setting up .venv: what the checks need"
 	@$(PIP_INSTALL) --require-hashes --requirement requirements/dev.txt
 	@$(BIN)/python hack/recache.py
+	@touch $@
+
+# In a new clone, each process of the tests would rewrite all of them by itself, side by side. What
+# cannot be collected, their run tells.
+.venv/rewritten.stamp: .venv/dev.stamp
+	@$(BIN)/pytest --quiet --quiet --quiet --collect-only >/dev/null || true
 	@touch $@
 
 .venv/suite.stamp: requirements/suite.txt .venv/dev.stamp

@@ -102,14 +102,15 @@ SCATTERED = Made(
 """As many rows as its input says, four times, and twice outside of the arena."""
 
 
-LOOKED_UP = Made(
-    text="""g (int64[rows] x) => (float[1,1024] y) {
-        row = Gather<axis = 0>(W, x)
-        y = ReduceMax<axes = [0], keepdims = 1>(row) }""",
-    weights={"W": weight(16384, 1024)},
-    shapes={},
-)
-"""Rows of 4 KiB of a table of 64 MiB."""
+def looked_up() -> Made:
+    """Rows of 4 KiB of a table of 64 MiB."""
+    return Made(
+        text="""g (int64[rows] x) => (float[1,1024] y) {
+            row = Gather<axis = 0>(W, x)
+            y = ReduceMax<axes = [0], keepdims = 1>(row) }""",
+        weights={"W": weight(16384, 1024)},
+        shapes={},
+    )
 
 
 def weights_after(count: int) -> Made:
@@ -235,7 +236,7 @@ def test_rows_of_a_table_bring_no_more_of_it_than_there_is_room_for(
     tmp_path: Path, how: tuple[str, ...]
 ) -> None:
     """512 rows of 4 KiB. From the page cache each of them brought 64 KiB with it."""
-    found = found_with(tmp_path, LOOKED_UP, 2, "looked up", *how)
+    found = found_with(tmp_path, looked_up(), 2, "looked up", *how)
     assert not found["stopped"], found
     assert found["peak"] <= BUDGET
 
@@ -257,7 +258,7 @@ def peaks_when_opened_again(folder: Path) -> list[int]:
 
 def test_rows_of_a_fragment_that_is_opened_again_bring_no_more_of_the_table(tmp_path: Path) -> None:
     """From the page cache, an item brought 31 MiB."""
-    model = onnx.load(LOOKED_UP.save(tmp_path))
+    model = onnx.load(looked_up().save(tmp_path))
     made = write_fragment(tmp_path, model, BUDGET, largest={"x": (512,)})
     for path in made.folder.iterdir():
         with path.open("rb") as file:

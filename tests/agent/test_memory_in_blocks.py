@@ -252,31 +252,36 @@ async def test_an_output_that_is_made_in_parts_is_joined_within_what_is_granted(
 async def test_quantised_weights_are_not_copied_for_the_layers_that_read_them(
     coordinator: ScriptedCoordinator, join: Join, tmp_path: Path
 ) -> None:
-    path = QUANTISED.save(tmp_path)
-    await check_least(coordinator, join, path, QUANTISED.inputs()["x"])
+    made = quantised()
+    path = made.save(tmp_path)
+    await check_least(coordinator, join, path, made.inputs()["x"])
 
 
 LAYERS = 16
-QUANTISED = Made(
-    text="agraph (float[1, 1024] x) => (float[1, 1024] y) {\n"
-    + "\n".join(
-        f"v{layer} = DequantizeLinear <axis = 1> (W{layer}, s{layer}, z{layer})\n"
-        f"{'y' if layer == LAYERS - 1 else f'h{layer}'} = MatMul ("
-        f"{f'h{layer - 1}' if layer else 'x'}, v{layer})"
-        for layer in range(LAYERS)
-    )
-    + "\n}",
-    weights={
-        **{f"s{layer}": np.full(1024, 1 / 2400, np.float32) for layer in range(LAYERS)},
-        **{f"z{layer}": np.zeros(1024, np.int8) for layer in range(LAYERS)},
-        **{
-            f"W{layer}": np.random.default_rng(layer).integers(-127, 127, (1024, 1024), np.int8)
+
+
+def quantised() -> Made:
+    """Sixteen layers of 1 MiB of weights, which are 4 MiB each as floats."""
+    chance = [np.random.default_rng(layer) for layer in range(LAYERS)]
+    return Made(
+        text="agraph (float[1, 1024] x) => (float[1, 1024] y) {\n"
+        + "\n".join(
+            f"v{layer} = DequantizeLinear <axis = 1> (W{layer}, s{layer}, z{layer})\n"
+            f"{'y' if layer == LAYERS - 1 else f'h{layer}'} = MatMul ("
+            f"{f'h{layer - 1}' if layer else 'x'}, v{layer})"
             for layer in range(LAYERS)
+        )
+        + "\n}",
+        weights={
+            **{f"s{layer}": np.full(1024, 1 / 2400, np.float32) for layer in range(LAYERS)},
+            **{f"z{layer}": np.zeros(1024, np.int8) for layer in range(LAYERS)},
+            **{
+                f"W{layer}": chance[layer].integers(-127, 127, (1024, 1024), np.int8)
+                for layer in range(LAYERS)
+            },
         },
-    },
-    shapes={"x": (1, 1024)},
-)
-"""Sixteen layers of 1 MiB of weights, which are 4 MiB each as floats."""
+        shapes={"x": (1, 1024)},
+    )
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,8 @@ class TaskQueue:
 
     def tick(self, at: Nanoseconds) -> list[Effect]:
         """Time has passed: deadlines, and tensors that nobody claimed."""
+        if not (self._queued or self._running or self._held):
+            return []
         effects: list[Effect] = []
         for task in self._tasks():
             if task.deadline is not None and at >= task.deadline:
@@ -296,22 +298,17 @@ class TaskQueue:
             return self._queued[instruction]
         return self._running[instruction].assignment
 
-    def _sources(self, assignment: Assignment) -> Iterator[tuple[Need, Key | None]]:
-        """For each need, the key under which it is here: what was made here, else what was sent."""
-        task = assignment.task
-        for need in assignment.needs:
-            made = Made(task.job, task.epoch, task.item, need.producer)
-            sent = ActivationKey(task.job, task.epoch, task.item, need.producer, task.stage)
-            found: Key | None = None
-            for key in (made, sent):
-                held = self._held.get(key)
-                if held is not None and need.tensors <= held.tensors:
-                    found = key
-                    break
-            yield need, found
+    def _source(self, task: Made, need: Need) -> Key | None:
+        """The key under which it is here: what was made here, else what was sent."""
+        item = _item(task)
+        for key in (Made(*item, need.producer), ActivationKey(*item, need.producer, task.stage)):
+            held = self._held.get(key)
+            if held is not None and need.tensors <= held.tensors:
+                return key
+        return None
 
     def _waits_for(self, assignment: Assignment) -> str:
-        missing = [need for need, key in self._sources(assignment) if key is None]
+        missing = [n for n in assignment.needs if self._source(assignment.task, n) is None]
         if not missing:
             return "in the queue"
         names = ", ".join(f"stage {need.producer}" for need in missing).replace(
@@ -320,8 +317,10 @@ class TaskQueue:
         return f"while waiting for activations of {names}"
 
     def _promote(self, assignment: Assignment) -> None:
-        if all(key is not None for _, key in self._sources(assignment)):
-            self._ready.add(assignment.instruction)
+        for need in assignment.needs:
+            if self._source(assignment.task, need) is None:
+                return
+        self._ready.add(assignment.instruction)
 
     def _promote_item(self, item: tuple[str, int, int]) -> None:
         for instruction in sorted(self._wanted.get(item, ())):
@@ -344,7 +343,8 @@ class TaskQueue:
     def _begin(self, assignment: Assignment) -> Start | None:
         """Have a ready task run; None: what it takes was released under it, and it waits again."""
         self._ready.discard(assignment.instruction)
-        sources = [(key, need.tensors) for need, key in self._sources(assignment)]
+        task = assignment.task
+        sources = [(self._source(task, need), need.tensors) for need in assignment.needs]
         inputs = tuple((key, names) for key, names in sources if key is not None)
         if len(inputs) < len(sources):
             return None
@@ -405,7 +405,8 @@ class TaskQueue:
     def _keys_claimed(self) -> Iterator[Key]:
         """What is here for tasks that wait for more."""
         for assignment in self._queued.values():
-            yield from (key for _, key in self._sources(assignment) if key is not None)
+            sources = (self._source(assignment.task, need) for need in assignment.needs)
+            yield from (key for key in sources if key is not None)
 
     def _drop(self, keys: Iterable[Key]) -> list[Effect]:
         gone = tuple([key for key in keys if self._held.pop(key, None) is not None])

@@ -29,19 +29,21 @@ MADE = Made(
     shapes={"x": (1, 4, 512, 512)},
 )
 
-TABLE = Made(
-    text="""g (int64[64] ids, float[3000,512] x) => (float[64,512] y) {
-        m = ReduceMean<axes = [0]>(x) e = Gather(T, ids) g = Add(e, m)
-        a = MatMul(g, W0) b = Relu(a) c = MatMul(b, V0)
-        d = MatMul(c, W1) f = Relu(d) y = MatMul(f, V1) }""",
-    weights={
-        "T": weight(8000, 512),
-        **{f"W{layer}": weight(512, 2048, seed=layer) for layer in range(2)},
-        **{f"V{layer}": weight(2048, 512, seed=layer) for layer in range(2)},
-    },
-)
-"""In one fragment it runs in blocks in 18 MiB while items wait; in three that are loaded in turn,
-with room for them."""
+
+def table() -> Made:
+    """In one fragment it runs in blocks in 18 MiB while items wait; in three that are loaded in
+    turn, with room for them."""
+    return Made(
+        text="""g (int64[64] ids, float[3000,512] x) => (float[64,512] y) {
+            m = ReduceMean<axes = [0]>(x) e = Gather(T, ids) g = Add(e, m)
+            a = MatMul(g, W0) b = Relu(a) c = MatMul(b, V0)
+            d = MatMul(c, W1) f = Relu(d) y = MatMul(f, V1) }""",
+        weights={
+            "T": weight(8000, 512),
+            **{f"W{layer}": weight(512, 2048, seed=layer) for layer in range(2)},
+            **{f"V{layer}": weight(2048, 512, seed=layer) for layer in range(2)},
+        },
+    )
 
 
 @pytest.mark.real
@@ -78,7 +80,7 @@ def test_items_larger_than_the_room_that_is_left_wait_and_all_are_run(
 def test_what_is_held_at_once_while_items_wait_comes_before_a_finer_cut_in_turn(
     tmp_path: Path,
 ) -> None:
-    model = Source.open(TABLE.save(tmp_path))
+    model = Source.open(table().save(tmp_path))
     pool = (PoolDevice(name="d", budget_bytes=Bytes(18 * MIB)),)
     order = CutOrder(name="table", model="table", path=tmp_path / "model.onnx", devices=pool)
     finer = choose_cuts(model.profile(), CutRequest(max_bytes=pool[0].budget_bytes))

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import forked
 from shoal_cli.commands.app import run_app
 from shoal_cli.local.cut_orders import CutOrder
 from shoal_cli.local.preparation import cut_into_store, partition_path
@@ -170,9 +172,21 @@ class Workbench:
 
     def run(self, *arguments: str | Path) -> Ran:
         """Run `shoal ARGUMENTS` to its end."""
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=120)
-        return Ran(status=process.returncode, out=out, err=err, report=self._reported())
+        with tempfile.TemporaryDirectory() as printed:
+            out, err = Path(printed, "out"), Path(printed, "err")
+            environment = {**os.environ, **self.environment}
+            given = [str(argument) for argument in arguments]
+            process = forked.start("shoal", given, out, environment, errors=err, folder=self.folder)
+            process.join(120)
+            if process.exitcode is None:
+                process.kill()
+            assert process.exitcode is not None, "it has not ended"
+            return Ran(
+                status=process.exitcode,
+                out=out.read_text(),
+                err=err.read_text(),
+                report=self._reported(),
+            )
 
     def command(self, *arguments: str | Path) -> Ran:
         """As `run`, but in this process: for commands that start no agent."""

@@ -167,12 +167,12 @@ class Parting:
         node.output[0] = self.fresh(f"{name}.{number}")
         return node.output[0], [*makers, node]
 
-    def slice(self, name: str, start: int, end: int) -> onnx.NodeProto:
-        """The node that takes some channels, `[start, end)` of the second axis, of what the model
-        computes."""
+    def slice(self, name: str, start: int, end: int, axis: int = 1) -> onnx.NodeProto:
+        """The node that takes `[start, end)` along an axis, by default some channels, of what the
+        model computes."""
         part = self.fresh(f"{name}.{start}")
         node = onnx.helper.make_node("Slice", [name], [part], name=unlike(part, self._names))
-        for key, value in (("starts", start), ("ends", end), ("axes", 1)):
+        for key, value in (("starts", start), ("ends", end), ("axes", axis)):
             if self._opset < _SLICES_BY_INPUTS:
                 node.attribute.append(onnx.helper.make_attribute(key, [value]))
             else:

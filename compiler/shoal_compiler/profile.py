@@ -5,7 +5,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from operator import is_
 from pathlib import Path
+from typing import NamedTuple
 
+from shoal_compiler.bands import in_bands
 from shoal_compiler.branches import find_guards, open_branches
 from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.order import choose_order, roles
@@ -30,7 +32,7 @@ from shoal_protocol.seen_sizes import Sizes
 @dataclass(frozen=True)
 class Source:
     """A model's files, checked, and its graph: read once, however often it is profiled and cut.
-    `slicing`: which of `SLICE_BYTES` its layers are in parts of; `find_shapes` gives those of
+    `slicing`: how fine the parts are that its layers are in; `find_shapes` gives those of
     tensors, as far as they are known, for the inputs that it is `fitted_to` (sizes that items were
     seen to have are the second). `weight_digests` are remembered from one cut to the next."""
 
@@ -60,21 +62,32 @@ class Source:
     @cached_property
     def graph(self) -> Graph:
         """The graph with its largest layers in parts."""
-        most = SLICE_BYTES[self.slicing]
-        windows = in_windows(self.whole, most, self.find_shapes)
+        most = self._level.part_bytes
+        windows = in_windows(self.banded, most, self.find_shapes)
         return find_guards(slice_layers(windows, most, self.find_shapes))
+
+    @cached_property
+    def banded(self) -> Graph:
+        """The graph with runs of nodes that work in much in bands; `whole`: there are none."""
+        most = self._level.works_in_bytes
+        return self.whole if most is None else in_bands(self.whole, most, self.find_shapes)
+
+    @property
+    def _level(self) -> "_Level":
+        return _levels()[self.slicing]
 
     def sliced(self, slicing: int) -> "Source":
         """The same model with its largest layers in parts of another size."""
         return replace(self, slicing=slicing)
 
     def slicings(self) -> "Iterator[Source]":
-        """The model with its largest layers in smaller and smaller parts, as far as that makes a
-        difference; itself first."""
+        """The model with its largest layers in smaller and smaller parts, then what it computes in
+        bands as well, as far as that makes a difference; itself first."""
         yield (last := self)
-        for slicing in range(self.slicing + 1, len(SLICE_BYTES)):
+        for slicing in range(self.slicing + 1, len(_levels())):
             found = self.sliced(slicing)
-            if found.graph != last.graph:
+            alike = found._level.works_in_bytes is not None and found.banded is self.whole
+            if not alike and found.graph != last.graph:
                 yield (last := found)
 
     @property
@@ -146,3 +159,16 @@ def digest_at(path: Path) -> Digest:
 
 def _digests(model: CheckedModel) -> Mapping[Path, Digest]:
     return {path: digest_at(path) for path in model.files}
+
+
+class _Level(NamedTuple):
+    """How large parts of layers are at most, and what a node may work in that is in no bands."""
+
+    part_bytes: int
+    works_in_bytes: int | None = None
+
+
+def _levels() -> list[_Level]:
+    """Each for devices that can hold nothing of those before it. Of bands some rows are computed
+    twice, so they come last."""
+    return [*map(_Level, SLICE_BYTES), *(_Level(most, most) for most in SLICE_BYTES[1:])]

@@ -1,0 +1,309 @@
+"""Runs of nodes with large activations, computed in bands of rows.
+
+Neither a fragment nor a block can be smaller than a node. The first layers of an image model give
+and take much more than goes into the first of them and comes out of the last: of MobileNetV2, 9.2
+MiB between images of 0.6 MiB and of 0.3. So such a run is computed in bands: some rows of what it
+gives, one after the other, each with the rows that it needs of what goes in. A `Concat` joins them.
+What lies between is never there as a whole. Each row is computed as in the whole; rows at the
+border of two bands are computed twice, so a run is no longer than it has to be.
+
+(In papers: patch-by-patch inference, MCUNetV2, section 3; FlexPie divides layers so over devices.)
+
+How many rows a band has follows from the model alone. So only images are computed so whose number
+of rows no input changes.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from math import prod
+from typing import Final
+
+import onnx
+from onnx import helper
+
+from shoal_compiler.graph import Graph
+from shoal_compiler.order import file_order
+from shoal_compiler.parting import KnownShapes, Parting
+from shoal_compiler.rows import ROW_AXIS, Images, Rows, RowWise
+from shoal_compiler.shapes import Shapes
+from shoal_compiler.tensor_types import bits_of
+
+_MOST_NODES: Final = 32
+"""Of a run."""
+_BANDS: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_MOST_REPEATED: Final = 2.0
+"""As many times as the rows of a run may be computed, all bands together."""
+_WORTH: Final = 0.75
+"""Of what the neediest node works in, for a run in bands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """Nodes that follow one another. `edge_bytes` go in and come out."""
+
+    places: Sequence[int]
+    output: str
+    edge_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Banded:
+    """A run in so many bands."""
+
+    run: _Run
+    bands: int
+    peak_bytes: int
+
+
+def in_bands(graph: Graph, most_bytes: int, shapes: KnownShapes) -> Graph:
+    """The graph with the nodes that work in more than `most_bytes` in runs that are computed in
+    bands, as far as `shapes` are known, and that takes less."""
+    finding = _Finding(graph, shapes())
+    found = finding.runs(most_bytes)
+    if not found:
+        return graph
+    parting = Parting(graph, Counter(), shapes)
+    ends = {each.run.places[-1]: each for each in found}
+    inside = {place for each in found for place in each.run.places}
+    nodes: list[onnx.NodeProto] = []
+    for place in finding.order:
+        if place in ends:
+            nodes.extend(finding.banded(parting, ends[place]))
+        elif place not in inside:
+            nodes.append(graph.nodes[place])
+    return replace(graph, nodes=tuple(nodes), weights=parting.weights)
+
+
+class _Finding:
+    """Which runs are worth it."""
+
+    def __init__(self, graph: Graph, shapes: Shapes) -> None:
+        self._graph = graph
+        self._shapes = shapes
+        self._images = Images(graph.weights, shapes.sizes, shapes.axes)
+        self.order = file_order(graph)
+        self._how = [self._images.row_wise(node) for node in graph.nodes]
+        self._row_wise = [self._names(place) for place in range(len(graph.nodes))]
+        known = {name for names in self._row_wise for name in names}
+        self._heights = {name: self._height(name) for name in known}
+        self._sizes = {name: self._bytes(name) for name in known}
+        self._row_bytes = {name: self._sizes[name] / self._heights[name] for name in known}
+        self._readers: defaultdict[str, set[int]] = defaultdict(set)
+        for place, names in enumerate(graph.reads):
+            for name in names:
+                self._readers[name].add(place)
+        self._given = {each.name for each in graph.outputs}
+
+    def runs(self, most_bytes: int) -> list[_Banded]:
+        """Those that work in more, from the first on; none has nodes of another."""
+        found: list[_Banded] = []
+        begin = 0
+        for position, place in enumerate(self.order):
+            if position < begin or self._how[place] is None:
+                continue
+            if (works := self._works_in(place)) <= most_bytes:
+                continue
+            best = self._best(begin, position, most_bytes, works)
+            if best is not None:
+                found.append(best)
+                begin = self.order.index(best.run.places[-1]) + 1
+        return found
+
+    def _best(self, begin: int, position: int, most_bytes: int, works: int) -> _Banded | None:
+        enough_bytes = works * _WORTH
+        runs = (each for each in self._around(begin, position) if each.edge_bytes < enough_bytes)
+        banded = chain.from_iterable(map(self._bands, runs))
+        bands = [each for each in banded if each.peak_bytes < enough_bytes]
+        enough = [each for each in bands if each.peak_bytes <= most_bytes]
+        if enough:
+            return min(enough, key=lambda each: (each.bands, len(each.run.places)))
+        return min(bands, key=lambda each: each.peak_bytes, default=None)
+
+    def _around(self, begin: int, position: int) -> Iterator[_Run]:
+        """Runs with a node, between places in the order before which and behind which no other
+        begins. Each has one output, which its last node gives."""
+        first = self._reaching(position, begin - 1, -1)
+        last = self._reaching(position, len(self.order), 1)
+        for start in range(first, position + 1):
+            for end in range(position + 1, min(last + 1, start + _MOST_NODES) + 1):
+                if (run := self._run(self.order[start:end])) is not None:
+                    yield run
+
+    def _reaching(self, position: int, end: int, step: int) -> int:
+        """The last position, from one on, to which all nodes work row by row."""
+        last = position
+        for each in range(position, end, step):
+            if self._how[self.order[each]] is None or abs(each - position) >= _MOST_NODES:
+                break
+            last = each
+        return last
+
+    def _run(self, places: Sequence[int]) -> _Run | None:
+        inside, nodes = set(places), self._graph.nodes
+        output = nodes[places[-1]].output[0]
+        for place in places[:-1]:
+            name = nodes[place].output[0]
+            if name in self._given or not self._readers[name] <= inside:
+                return None
+        made = {nodes[place].output[0] for place in places}
+        taken = {name for place in places for name in self._reads_rows(place) if name not in made}
+        whole = {name for place in places for name in self._reads_whole(place)}
+        if whole & made or any(self._graph.guards.get(name) for name in made):
+            return None
+        edge = sum(self._sizes[name] for name in taken) + self._sizes[output]
+        return _Run(places=places, output=output, edge_bytes=edge)
+
+    def _bands(self, run: _Run) -> Iterator[_Banded]:
+        """In how many it may be computed, and what that takes."""
+        height = self._heights[run.output]
+        whole = sum(self._sizes[self._graph.nodes[place].output[0]] for place in run.places)
+        joined = 2 * self._sizes[run.output]
+        for bands in _BANDS:
+            if 2 * bands > height:
+                return
+            repeated = most = 0.0
+            for rows in parts(height, bands):
+                needed = self.needed(run, rows)
+                sizes = {name: self._row_bytes[name] * each.number for name, each in needed.items()}
+                repeated += sum(sizes.values())
+                works = (sum(sizes[name] for name in self._row_wise[place]) for place in run.places)
+                most = max(most, *works)
+            if repeated > _MOST_REPEATED * whole + run.edge_bytes:
+                return
+            peak = max(run.edge_bytes + most, joined)
+            yield _Banded(run=run, bands=bands, peak_bytes=int(peak))
+
+    def needed(self, run: _Run, rows: Rows) -> dict[str, Rows]:
+        """The rows of all in a run, and of what goes in, that some rows of its output need."""
+        needed = {run.output: rows}
+        for place in reversed(run.places):
+            how = self._how[place]
+            assert how is not None
+            given = needed[self._graph.nodes[place].output[0]]
+            for name in self._reads_rows(place):
+                some = how.needs(given, self._heights[name])
+                needed[name] = some.joined(needed.get(name, some))
+        return needed
+
+    def banded(self, parting: Parting, found: _Banded) -> Iterator[onnx.NodeProto]:
+        """The nodes that replace a run."""
+        run, height = found.run, self._heights[found.run.output]
+        joined = []
+        for number, rows in enumerate(parts(height, found.bands)):
+            band = _Band(self, parting, run, number, rows)
+            yield from band.nodes()
+            joined.append(band.output)
+        last = self._graph.nodes[run.places[-1]]
+        name = parting.name(last, found.bands)
+        yield helper.make_node("Concat", joined, [run.output], name=name, axis=ROW_AXIS)
+
+    def node(self, place: int) -> tuple[onnx.NodeProto, RowWise]:
+        how = self._how[place]
+        assert how is not None
+        return self._graph.nodes[place], how
+
+    def height(self, name: str) -> int:
+        return self._heights[name]
+
+    # ---- inside ------------------------------------------------------------------------------
+
+    def _names(self, place: int) -> tuple[str, ...]:
+        """What a node works on row by row, its output last."""
+        if (how := self._how[place]) is None:
+            return ()
+        node = self._graph.nodes[place]
+        return tuple(dict.fromkeys([*(node.input[each] for each in how.places), node.output[0]]))
+
+    def _reads_rows(self, place: int) -> tuple[str, ...]:
+        return self._row_wise[place][:-1]
+
+    def _reads_whole(self, place: int) -> list[str]:
+        node, how = self.node(place)
+        return [name for each, name in enumerate(node.input) if each not in how.places]
+
+    def _height(self, name: str) -> int:
+        height = self._images.height(name)
+        assert height is not None, "its nodes work row by row"
+        return height
+
+    def _bytes(self, name: str) -> int:
+        kind = self._shapes.types.get(name)
+        bits = None if kind is None else bits_of(kind.tensor_type.elem_type)
+        return prod(self._shapes.sizes[name]) * (bits or 32) // 8
+
+    def _works_in(self, place: int) -> int:
+        return sum(self._sizes[name] for name in self._row_wise[place])
+
+
+class _Band:
+    """The nodes of one band, as they are written."""
+
+    def __init__(
+        self, finding: _Finding, parting: Parting, run: _Run, number: int, rows: Rows
+    ) -> None:
+        self._finding = finding
+        self._parting = parting
+        self._run = run
+        self._number = number
+        self._needed = finding.needed(run, rows)
+        self._names: dict[str, str] = {}
+        self._slices: dict[tuple[str, Rows], str] = {}
+
+    @property
+    def output(self) -> str:
+        return self._names[self._run.output]
+
+    def nodes(self) -> Iterator[onnx.NodeProto]:
+        for place in self._run.places:
+            source, how = self._finding.node(place)
+            node = deepcopy(source)
+            node.name = self._parting.name(source, self._number)
+            rows = self._needed[source.output[0]]
+            for each in how.places:
+                name = source.input[each]
+                height = self._finding.height(name)
+                node.input[each], slices = self._taken(name, how.needs(rows, height), height)
+                yield from slices
+            if how.kernel > 1 or how.before or how.behind:
+                _pad(node, how.pads(rows, self._finding.height(source.input[how.places[0]])))
+            made = self._parting.fresh(f"{source.output[0]}.{self._number}")
+            node.output[0] = self._names[source.output[0]] = made
+            yield node
+
+    def _taken(self, name: str, rows: Rows, height: int) -> tuple[str, list[onnx.NodeProto]]:
+        """Some rows of what the run takes, or of what the band has made; and the node that takes
+        them, if there is one."""
+        made = self._names.get(name)
+        there = Rows(0, height) if made is None else self._needed[name]
+        own = name if made is None else made
+        if rows == there:
+            return own, []
+        if (known := self._slices.get((name, rows))) is not None:
+            return known, []
+        start, end = rows.start - there.start, rows.end - there.start
+        node = self._parting.slice(own, start, end, ROW_AXIS)
+        self._slices[name, rows] = node.output[0]
+        return node.output[0], [node]
+
+
+def parts(height: int, bands: int) -> list[Rows]:
+    """So many rows in bands that are about as high."""
+    ends = [height * band // bands for band in range(bands + 1)]
+    return [Rows(*each) for each in pairwise(ends)]
+
+
+def _pad(node: onnx.NodeProto, rows: tuple[int, int]) -> None:
+    """Say what is added before the rows of a band and behind them."""
+    pads = [0, 0, 0, 0]
+    kept = []
+    for attribute in node.attribute:
+        if attribute.name == "pads":
+            pads = list(attribute.ints)
+        elif attribute.name != "auto_pad":
+            kept.append(attribute)
+    pads[0], pads[2] = rows
+    del node.attribute[:]
+    node.attribute.extend([*kept, helper.make_attribute("pads", pads)])

@@ -27,7 +27,7 @@ from onnx import helper
 from shoal_compiler.graph import Graph
 from shoal_compiler.order import file_order
 from shoal_compiler.parting import KnownShapes, Parting
-from shoal_compiler.rows import ROW_AXIS, Images, Rows, RowWise
+from shoal_compiler.rows import ROW_AXIS, Images, Pads, Rows, RowWise
 from shoal_compiler.shapes import Shapes
 from shoal_compiler.tensor_types import bits_of
 
@@ -267,8 +267,8 @@ class _Band:
                 height = self._finding.height(name)
                 node.input[each], slices = self._taken(name, how.needs(rows, height), height)
                 yield from slices
-            if how.kernel > 1 or how.before or how.behind:
-                _pad(node, how.pads(rows, self._finding.height(source.input[how.places[0]])))
+            if how.kernel > 1 or any(how.pads):
+                _pad(node, how.padded(rows, self._finding.height(source.input[how.places[0]])))
             made = self._parting.fresh(f"{source.output[0]}.{self._number}")
             node.output[0] = self._names[source.output[0]] = made
             yield node
@@ -295,15 +295,8 @@ def parts(height: int, bands: int) -> list[Rows]:
     return [Rows(*each) for each in pairwise(ends)]
 
 
-def _pad(node: onnx.NodeProto, rows: tuple[int, int]) -> None:
-    """Say what is added before the rows of a band and behind them."""
-    pads = [0, 0, 0, 0]
-    kept = []
-    for attribute in node.attribute:
-        if attribute.name == "pads":
-            pads = list(attribute.ints)
-        elif attribute.name != "auto_pad":
-            kept.append(attribute)
-    pads[0], pads[2] = rows
+def _pad(node: onnx.NodeProto, pads: Pads) -> None:
+    """Say what is added to the rows of a band."""
+    kept = [each for each in node.attribute if each.name not in ("auto_pad", "pads")]
     del node.attribute[:]
     node.attribute.extend([*kept, helper.make_attribute("pads", pads)])

@@ -12,6 +12,7 @@ import onnx
 from shoal_compiler.graph import Weight
 from shoal_compiler.nodes import integer_of, integers_of, is_standard, text_of
 from shoal_compiler.shaped import Dims
+from shoal_compiler.tensor_types import Axes
 
 ROW_AXIS: Final = 2
 _IMAGE_AXES: Final = 4
@@ -26,6 +27,10 @@ _BY_CHANNEL: Final = ("BatchNormalization", "DequantizeLinear", "QuantizeLinear"
 _KERNELS: Final = {"Conv": 1, "QLinearConv": 3}
 """With the place of the weight."""
 _POOLS: Final = ("AveragePool", "MaxPool")
+
+
+Pads = tuple[int, int, int, int]
+"""Rows before an image, columns, rows behind it, columns."""
 
 
 class Rows(NamedTuple):
@@ -46,28 +51,26 @@ class Rows(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowWise:
     """How a node works. It reads the inputs at `places` by rows, and all others as a whole. For a
-    row of its output it needs `kernel` rows, which begin a `stride` further on for the next one;
-    `before` and `behind` are added at the edges."""
+    row of its output it needs `kernel` rows, which begin a `stride` further on for the next one."""
 
     places: tuple[int, ...]
     kernel: int = 1
     stride: int = 1
-    before: int = 0
-    behind: int = 0
+    pads: Pads = (0, 0, 0, 0)
 
     def needs(self, rows: Rows, height: int) -> Rows:
         """What it needs of inputs with so many rows, for some rows of its output."""
         start, end = self._reach(rows)
         return Rows(max(0, start), min(height, end))
 
-    def pads(self, rows: Rows, height: int) -> tuple[int, int]:
-        """What is to be added before those and behind them."""
+    def padded(self, rows: Rows, height: int) -> Pads:
+        """What is to be added to those."""
         start, end = self._reach(rows)
-        return max(0, -start), max(0, end - height)
+        return max(0, -start), self.pads[1], max(0, end - height), self.pads[3]
 
     def _reach(self, rows: Rows) -> tuple[int, int]:
-        start = rows.start * self.stride - self.before
-        return start, (rows.end - 1) * self.stride - self.before + self.kernel
+        start = rows.start * self.stride - self.pads[0]
+        return start, (rows.end - 1) * self.stride - self.pads[0] + self.kernel
 
 
 class Images:
@@ -77,7 +80,7 @@ class Images:
         self,
         weights: Mapping[str, Weight],
         sizes: Mapping[str, Dims],
-        axes: Callable[[str], Sequence[int | str | None] | None],
+        axes: Callable[[str], Axes | None],
     ) -> None:
         """`sizes` are those for some inputs, `axes` what the graph alone says of a tensor."""
         self._weights = weights
@@ -122,24 +125,45 @@ class Images:
     def _is_alike_in_rows(self, name: str) -> bool:
         """Whether what is read is the same for each row."""
         weight = self._weights.get(name)
-        sizes = self._sizes.get(name) if weight is None else tuple(weight.tensor.dims)
-        return sizes is not None and (len(sizes) <= 1 or sizes[-2] == 1)
+        axes = self._axes(name) if weight is None else tuple(weight.tensor.dims)
+        return axes is not None and (len(axes) <= 1 or axes[-2] == 1)
 
     def _by_kernel(self, node: onnx.NodeProto, height: int) -> RowWise | None:
         kernel = integers_of(node, "kernel_shape")
         if not kernel and (place := _KERNELS.get(node.op_type)) is not None:
             weight = self._weights.get(node.input[place])
-            kernel = [] if weight is None else list(weight.tensor.dims[2:])
-        padded = text_of(node, "auto_pad")
-        if len(kernel) != _IMAGE_AXES - 2:
+            kernel = [] if weight is None else list(weight.tensor.dims[ROW_AXIS:])
+        taken, axes = self.height(node.input[0]), self._axes(node.input[0])
+        if len(kernel) != _IMAGE_AXES - ROW_AXIS or taken is None or axes is None:
             return None
-        if padded not in ("", "NOTSET", "VALID"):
+        strides = integers_of(node, "strides") or [1, 1]
+        dilations = integers_of(node, "dilations") or [1, 1]
+        reach = [(size - 1) * step + 1 for size, step in zip(kernel, dilations, strict=True)]
+        pads = _pads(node, reach, strides, axes[ROW_AXIS:])
+        if pads is None or (taken + pads[0] + pads[2] - reach[0]) // strides[0] + 1 != height:
             return None
-        pads = [] if padded == "VALID" else integers_of(node, "pads")
-        before, _, behind, _ = pads or [0, 0, 0, 0]
-        reach = (kernel[0] - 1) * (integers_of(node, "dilations") or [1])[0] + 1
-        stride = (integers_of(node, "strides") or [1])[0]
-        taken = self.height(node.input[0])
-        if taken is None or (taken + before + behind - reach) // stride + 1 != height:
+        return RowWise(places=(0,), kernel=reach[0], stride=strides[0], pads=pads)
+
+
+def _pads(
+    node: onnx.NodeProto, reach: Sequence[int], strides: Sequence[int], taken: Axes
+) -> Pads | None:
+    """What is added to an image of these rows and columns; None: it depends on the input."""
+    how = text_of(node, "auto_pad")
+    if how in ("", "NOTSET"):
+        top, left, bottom, right = integers_of(node, "pads") or (0, 0, 0, 0)
+        return top, left, bottom, right
+    if how not in ("VALID", "SAME_UPPER", "SAME_LOWER"):
+        return None
+    ends = []
+    for size, kernel, stride in zip(taken, reach, strides, strict=True):
+        if how == "VALID":
+            ends.append((0, 0))
+        elif isinstance(size, int):
+            more = max(0, (-(-size // stride) - 1) * stride + kernel - size)
+            less = more // 2
+            ends.append((less, more - less) if how == "SAME_UPPER" else (more - less, less))
+        else:
             return None
-        return RowWise(places=(0,), kernel=reach, stride=stride, before=before, behind=behind)
+    (top, bottom), (left, right) = ends
+    return top, left, bottom, right

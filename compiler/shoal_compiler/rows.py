@@ -129,20 +129,29 @@ class Images:
         return axes is not None and (len(axes) <= 1 or axes[-2] == 1)
 
     def _by_kernel(self, node: onnx.NodeProto, height: int) -> RowWise | None:
-        kernel = integers_of(node, "kernel_shape")
-        if not kernel and (place := _KERNELS.get(node.op_type)) is not None:
-            weight = self._weights.get(node.input[place])
-            kernel = [] if weight is None else list(weight.tensor.dims[ROW_AXIS:])
         taken, axes = self.height(node.input[0]), self._axes(node.input[0])
-        if len(kernel) != _IMAGE_AXES - ROW_AXIS or taken is None or axes is None:
-            return None
+        kernel = self._kernel(node)
         strides = integers_of(node, "strides") or [1, 1]
         dilations = integers_of(node, "dilations") or [1, 1]
+        if taken is None or axes is None or not all(map(_are_two, (kernel, strides, dilations))):
+            return None
         reach = [(size - 1) * step + 1 for size, step in zip(kernel, dilations, strict=True)]
         pads = _pads(node, reach, strides, axes[ROW_AXIS:])
         if pads is None or (taken + pads[0] + pads[2] - reach[0]) // strides[0] + 1 != height:
             return None
         return RowWise(places=(0,), kernel=reach[0], stride=strides[0], pads=pads)
+
+    def _kernel(self, node: onnx.NodeProto) -> list[int]:
+        """Empty where it is not known."""
+        place = _KERNELS.get(node.op_type, len(node.input))
+        weight = self._weights.get(next(iter(node.input[place:]), ""))
+        sizes = [] if weight is None else list(weight.tensor.dims[ROW_AXIS:])
+        return integers_of(node, "kernel_shape") or sizes
+
+
+def _are_two(sizes: Sequence[int]) -> bool:
+    """Whether they are of rows and of columns, in a model that is not malformed."""
+    return len(sizes) == _IMAGE_AXES - ROW_AXIS and min(sizes) > 0
 
 
 def _pads(
@@ -151,8 +160,12 @@ def _pads(
     """What is added to an image of these rows and columns; None: it depends on the input."""
     how = text_of(node, "auto_pad")
     if how in ("", "NOTSET"):
-        top, left, bottom, right = integers_of(node, "pads") or (0, 0, 0, 0)
-        return top, left, bottom, right
+        match integers_of(node, "pads"):
+            case []:
+                return 0, 0, 0, 0
+            case [top, left, bottom, right] as pads if min(pads) >= 0:
+                return top, left, bottom, right
+        return None
     if how not in ("VALID", "SAME_UPPER", "SAME_LOWER"):
         return None
     ends = []

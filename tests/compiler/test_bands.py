@@ -18,6 +18,7 @@ from chaining import run_chained, run_whole
 from compiler.test_resident_estimate import measured
 from shoal_compiler.cutting import Cut
 from shoal_compiler.profile import Source
+from shoal_compiler.rows import Images
 from shoal_planner.least_limit import smallest_limit
 from shoal_planner.segments import Layout
 
@@ -230,6 +231,26 @@ def test_a_quantised_image_is_in_bands_too(tmp_path: Path) -> None:
     cut.write(store)
     want, got = run_whole(path, item(sizes)), run_chained(store, cut.document, item(sizes))
     np.testing.assert_array_equal(got[output], want[output])
+
+
+MALFORMED: dict[str, tuple[int, dict[str, Any]]] = {
+    "a stride of nothing": (2, {"kernel_shape": [3, 3], "strides": [0, 1]}),
+    "a stride of rows alone": (2, {"kernel_shape": [3, 3], "strides": [1]}),
+    "holes of nothing": (2, {"kernel_shape": [3, 3], "dilations": [0, 1]}),
+    "an empty kernel": (2, {"kernel_shape": [0, 3]}),
+    "a kernel of three axes": (2, {"kernel_shape": [3, 3, 3]}),
+    "three ends": (2, {"kernel_shape": [3, 3], "pads": [1, 1, 1]}),
+    "an end that takes away": (2, {"kernel_shape": [3, 3], "pads": [-1, 0, 3, 0]}),
+    "no weight": (1, {}),
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_a_malformed_convolution_is_left_to_the_runtime(kind: str) -> None:
+    reads, how = MALFORMED[kind]
+    node = helper.make_node("Conv", ["x", "w"][:reads], ["y"], **how)
+    sizes = {name: (1, 2, 64, 16) for name in "xy"}
+    assert Images({}, sizes, sizes.get).row_wise(node) is None
 
 
 def test_what_the_model_gives_or_others_read_ends_a_run(tmp_path: Path) -> None:

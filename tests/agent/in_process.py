@@ -46,10 +46,13 @@ def make_fragments(
     the processor has rested."""
     cache = FragmentCache(folder, 1 << 30)
     meter = MemoryMeter()
-    runtime = processor.submit(kind, meter, threads=1, limit_bytes=64 * MIB).result()
+    ledger = Ledger(budget=Bytes(budget))
+    runtime = processor.submit(
+        kind, meter, threads=1, limit_bytes=64 * MIB, held=lambda: ledger.activations
+    ).result()
     processor.submit(meter.settle, LIBRARY_RESERVE_BYTES).result()  # as an agent does
     return Fragments(
-        ledger=Ledger(budget=Bytes(budget)),
+        ledger=ledger,
         cache=cache,
         fetcher=Fetcher(cache, lambda *_: None, at_once),
         runtime=runtime,

@@ -112,6 +112,33 @@ def test_what_the_agent_has_grown_by_before_its_first_fragment_is_no_use_of_that
     assert used <= MIB
 
 
+async def _use_after_a_trial(cache: Path, made: MadeFragment) -> int:
+    """Of a fragment whose weights are out of memory, where the process had grown before."""
+    with Thread(1) as thread:
+        fragments = make_fragments(cache, thread, BUDGET)
+        meter = fragments._runtime._meter
+        thread.submit(meter.settle, LIBRARY_RESERVE_BYTES, GROWTH_BYTES).result()
+        with mmap.mmap(-1, GROWTH_BYTES - MIB, flags=ANONYMOUS) as growth:
+            growth.write(bytes(len(growth)))
+            await fragments.load(made.digest, BUDGET - MIB, [])
+            assert fragments.opening.trial_of(made.digest) is not None
+            thread.submit(fragments._runtime.drop_weights, made.digest).result()
+            used = meter.used_bytes()
+        await fragments.close()
+    return used
+
+
+def use_after_a_trial(cache: Path, made: MadeFragment) -> int:
+    return asyncio.run(_use_after_a_trial(cache, made))
+
+
+def test_what_the_agent_has_grown_by_before_a_trial_is_no_use_of_the_fragment(
+    tmp_path: Path,
+) -> None:
+    made = write_fragment(tmp_path, dense_model([512] * 9), 12 * MIB, largest={"x": X["x"].shape})
+    assert in_own_process(use_after_a_trial, tmp_path, made) <= MIB
+
+
 def _growth_after_failure(cache: Path, digest: str, input_file: Path) -> int:
     """What the ledger says that the agent has grown by when it has given up a fragment of which
     nothing is planned, whose input waits on the disk."""

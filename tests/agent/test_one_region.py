@@ -321,7 +321,9 @@ def test_what_is_free_is_granted_to_nobody_during_a_trial() -> None:
     ledger.request_load("a", Bytes(60))
     with nothing_arrives(ledger, ledger.free):
         assert not ledger.request_move(1)
+        assert ledger.activations == 0, "nothing of it is in memory"
     assert ledger.request_move(40)
+    assert ledger.activations == 40
 
 
 def test_what_is_not_free_is_not_given_back_after_a_trial() -> None:

@@ -6,7 +6,7 @@ What counts against the budget, all above the agent's idle floor:
 - *in flight*: fragments that are being loaded, with what the plan reckons for them;
 - *reserved*: activations that wait in memory, and memory that waits for such (transport.buffers);
 - *moving*: activations that are being received or sent, results on their way among them, with the
-  frames that carry them;
+  frames that carry them; and what is *barred* for a while: granted to nobody, it is no activation;
 - *grown*: what the agent itself takes beyond its reserve.
 
 The invariant, after every call: **resident + in flight + reserved + moving + grown <= budget**; and
@@ -69,6 +69,7 @@ class Ledger:
     delays: Mapping[str, Delay] = field(default_factory=dict)
     reserved: Bytes = NOTHING
     moving: Bytes = NOTHING
+    barred: Bytes = NOTHING
     withheld: Bytes = NOTHING
     grown: Bytes = NOTHING
     _sum: tuple[object, object, Bytes] = field(default=(None, None, NOTHING), compare=False)
@@ -90,7 +91,7 @@ class Ledger:
     @property
     def activations(self) -> Bytes:
         """Bytes of activations, of those that wait and of those that move."""
-        return Bytes(self.reserved + self.moving)
+        return Bytes(self.reserved + self.moving - self.barred)
 
     @property
     def free_for_fragments(self) -> Bytes:
@@ -327,6 +328,17 @@ class Ledger:
     def end_move(self, size: int) -> None:
         """It has left memory."""
         self.moving = Bytes(max(0, self.moving - size))
+
+    def bar(self, size: int) -> bool:
+        """Whether so much is free: then it counts as moving, and nobody gets it."""
+        if granted := self.request_move(size):
+            self.barred = Bytes(self.barred + size)
+        return granted
+
+    def unbar(self, size: int) -> None:
+        """What was barred is free again."""
+        self.end_move(size)
+        self.barred = Bytes(self.barred - size)
 
     def begin_move(self, size: int) -> None:
         """An activation that waited in memory is being sent."""

@@ -47,7 +47,7 @@ from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs, 
 from shoal_agent.runtime.mapped_pages import drop, size_of
 from shoal_agent.runtime.open_block import run_both_ways
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
-from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.process_memory import LOADING_BYTES, MemoryMeter
 from shoal_agent.runtime.recipes import AS_IT_IS
 from shoal_agent.runtime.results import Passed, RunResult
 from shoal_agent.runtime.runs import OpenFragment, Runs
@@ -132,7 +132,7 @@ class Runtime:
         Raises `RuntimeFailed`, `FragmentDamaged`, `OSError`.
         """
         if not self._opened_once:  # from then on, closing says what has grown
-            self.note_growth()
+            self.note_growth(LOADING_BYTES)
         blocks = read_blocks(folder)
         if blocks is not None and granted_bytes is not None:
             blocks.check(granted_bytes)
@@ -414,10 +414,10 @@ class Runtime:
         self.note_growth()
         return freed
 
-    def note_growth(self) -> None:
-        """Tell apart what the process has grown by itself, where no fragment is open."""
+    def note_growth(self, passing_bytes: int = 0) -> None:
+        """Tell apart what it has grown by itself, not for a moment, where no fragment is open."""
         if not self._open:
-            self._meter.note_growth(self._held())
+            self._meter.note_growth(self._held() + passing_bytes)
 
     @property
     def grown_bytes(self) -> int:

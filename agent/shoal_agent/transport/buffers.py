@@ -64,12 +64,12 @@ class Lease:
 @contextmanager
 def nothing_arrives(ledger: Ledger, free: int) -> Iterator[None]:
     """So much is granted to nobody meanwhile, if it is free."""
-    was_free = ledger.request_move(free)
+    was_free = ledger.bar(free)
     try:
         yield
     finally:
         if was_free:
-            ledger.end_move(free)
+            ledger.unbar(free)
 
 
 class Buffers:

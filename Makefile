@@ -30,7 +30,7 @@ run: .venv/run.stamp ## Run the main job: a model cut over three small devices r
 check: .venv/dev.stamp ## Run every check: style, types, borders, documentation, tests
 	@$(MAKE) --no-print-directory --jobs --output-sync=target style types borders docs .venv/rewritten.stamp
 	@$(CLUSTER) build
-	$(BIN)/pytest --quiet -rs -m "not minutes" --numprocesses 4 --no-loadscope-reorder
+	$(BIN)/pytest --quiet -rs -m "not minutes" --numprocesses 5 --no-loadscope-reorder
 
 style: .venv/dev.stamp ## Check the style: ruff
 	$(BIN)/ruff check

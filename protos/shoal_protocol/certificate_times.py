@@ -43,8 +43,13 @@ def with_clock(problem: str, now: float) -> str:
     seconds since 1970."""
     if not _OF_ANOTHER_TIME.search(problem):
         return problem
-    today = time.strftime("%Y-%m-%d", time.gmtime(now))
-    return f"{problem} (the clock here says {today}: is it right, and that of the coordinator?)"
+    here = f"the clock here says {minute(now)}: is it right, and that of the coordinator?"
+    return f"{problem} ({here})"
+
+
+def minute(seconds: float) -> str:
+    """A time for people, from seconds since 1970: certificates of devices are valid for a day."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 def _not_after(der: bytes) -> float:

@@ -31,7 +31,7 @@ def test_a_certificate_of_another_time_has_both_clocks_looked_at(problem: str) -
     said = in_words(f"Ssl handshake failed: {problem}: OK", 600.0)
     assert said.startswith("Ssl handshake failed: ")
     assert said.endswith(
-        "(the clock here says 1970-01-01: is it right, and that of the coordinator?)"
+        "(the clock here says 1970-01-01 00:10 UTC: is it right, and that of the coordinator?)"
     )
 
 
@@ -41,6 +41,8 @@ def test_what_else_breaks_a_session_is_said_as_it_is() -> None:
 
 def test_a_device_whose_own_certificate_has_ended_says_so() -> None:
     said = in_words("Socket closed", 86400.0 * 366, expires_at=86400.0)
-    assert said.startswith("Socket closed (this device's own certificate ended on 1970-01-02, and")
-    assert "says 1971-01-02: renew it" in said
+    assert said.startswith(
+        "Socket closed (this device's own certificate ended on 1970-01-02 00:00 UTC, and"
+    )
+    assert "says 1971-01-02 00:00 UTC: renew it" in said
     assert in_words("Socket closed", 600.0, expires_at=86400.0) == "Socket closed"

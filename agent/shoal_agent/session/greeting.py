@@ -1,7 +1,6 @@
 """How a session begins: the control stream that it has, Hello, Welcome; or why it does not."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Final, TypeAlias
 
@@ -9,7 +8,7 @@ import grpc
 
 from shoal_protocol.bulk.local import CONTROL, connect
 from shoal_protocol.bulk.transport import TransportBroken
-from shoal_protocol.certificate_times import with_clock
+from shoal_protocol.certificate_times import minute, with_clock
 from shoal_protocol.control import (
     LOCAL_MESSAGE_BYTES,
     ControlStream,
@@ -77,10 +76,8 @@ def in_words(problem: str, now: float, expires_at: float | None = None) -> str:
     """What broke a session, with what to look at where a certificate is of another time: a server
     does not say that the one of its caller has expired. Times in seconds since 1970."""
     if expires_at is not None and expires_at <= now:
-        today = time.strftime("%Y-%m-%d", time.gmtime(now))
-        ended = time.strftime("%Y-%m-%d", time.gmtime(expires_at))
         return (
-            f"{problem} (this device's own certificate ended on {ended}, and the clock here says "
-            f"{today}: renew it, or set the clock)"
+            f"{problem} (this device's own certificate ended on {minute(expires_at)}, "
+            f"and the clock here says {minute(now)}: renew it, or set the clock)"
         )
     return with_clock(problem, now)

@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from shoal_protocol.certificate_times import minute
 from shoal_protocol.channels import client_options
 from shoal_protocol.durable_files import replace_file, sync_folder
 from shoal_protocol.identities import ENROLMENT
@@ -198,8 +199,9 @@ def check_clock(certificate: bytes, what: str, now: datetime) -> None:
     start, end = parsed.not_valid_before_utc, parsed.not_valid_after_utc
     if not start <= now < end:
         raise Refused(
-            f"{what} is valid from {start:%Y-%m-%d} to {end:%Y-%m-%d}, and the clock here says "
-            f"{now:%Y-%m-%d}: set the clock that is wrong, here or there"
+            f"{what} is valid from {minute(start.timestamp())} to {minute(end.timestamp())}, and "
+            f"the clock here says {minute(now.timestamp())}: set the clock that is wrong, here or "
+            "there"
         )
 
 

@@ -401,7 +401,10 @@ async def test_who_joins_with_another_clock_is_told_what_both_clocks_say(
         listener = await listen(standalone, own)
     shelf.folder.note_address(standalone.host, standalone.port)
     token = shelf.folder.invitations.add(Kind.CLIENT, there, timedelta(hours=1))
-    said = rf"is valid from {there:%Y}-.* and the clock here says {datetime.now(UTC):%Y-%m-%d}: set"
+    here = datetime.now(UTC)
+    said = (
+        rf"is valid from {there:%Y}-.* and the clock here says {here:%Y-%m-%d} \d\d:\d\d UTC: set"
+    )
     with pytest.raises(joined.JoinRefused, match=said):
         await joins(shelf.folder.line(token))
     await listener.stop(None)
@@ -442,5 +445,7 @@ def test_an_authority_that_was_made_by_a_wrong_clock_is_refused_with_what_to_do(
     monkeypatch.setattr(folders, "_EARLIEST", datetime.fromtimestamp(0, UTC))
     with folder.locked():
         folder.authority(datetime.fromtimestamp(600, UTC))
-        with pytest.raises(AuthorityUnusable, match=r"valid from 1970-01-01 to .* delete .*/enrol"):
+        with pytest.raises(
+            AuthorityUnusable, match=r"valid from 1970-01-01 00:05 UTC to .* delete .*/enrol"
+        ):
             folder.authority(now)

@@ -9,8 +9,9 @@ border of two bands are computed twice, so a run is no longer than it has to be.
 
 (In papers: patch-by-patch inference, MCUNetV2, section 3; FlexPie divides layers so over devices.)
 
-How many rows a band has follows from the model alone. So only images are computed so whose number
-of rows no input changes.
+Where the model alone says how many rows an image has, a band has exactly those that it needs. Where
+an input says it, or nodes give several rows for one, the model computes where bands begin
+(`aligned_bands`).
 """
 
 from collections import Counter, defaultdict
@@ -24,10 +25,11 @@ from typing import Final
 import onnx
 from onnx import helper
 
+from shoal_compiler.aligned_bands import Grid, Step, aligned, grid_of
 from shoal_compiler.graph import Graph
 from shoal_compiler.order import file_order
 from shoal_compiler.parting import KnownShapes, Parting
-from shoal_compiler.rows import ROW_AXIS, Images, Pads, Rows, RowWise
+from shoal_compiler.rows import ROW_AXIS, Images, Rows, set_pads
 from shoal_compiler.shapes import Shapes
 from shoal_compiler.tensor_types import bits_of
 
@@ -38,6 +40,9 @@ _MOST_REPEATED: Final = 2.0
 """As many times as the rows of a run may be computed, all bands together."""
 _WORTH: Final = 0.75
 """Of what the neediest node works in, for a run in bands."""
+_NEAR: Final = 1.1
+"""Of the least that a node's runs work in: as good as that, with fewer bands. Aligned ones have
+more nodes, and each is weighed where a model is cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +56,10 @@ class _Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Banded:
-    """A run in so many bands."""
+    """A run in so many bands, which are aligned to a grid or, without one, exact."""
 
     run: _Run
+    grid: Grid | None
     bands: int
     peak_bytes: int
 
@@ -61,11 +67,11 @@ class _Banded:
 def in_bands(graph: Graph, most_bytes: int, shapes: KnownShapes) -> Graph:
     """The graph with the nodes that work in more than `most_bytes` in runs that are computed in
     bands, as far as `shapes` are known, and that takes less."""
-    finding = _Finding(graph, shapes())
+    parting = Parting(graph, Counter(), shapes)
+    finding = _Finding(graph, shapes(), can_align=parting.can_slice_between)
     found = finding.runs(most_bytes)
     if not found:
         return graph
-    parting = Parting(graph, Counter(), shapes)
     ends = {each.run.places[-1]: each for each in found}
     inside = {place for each in found for place in each.run.places}
     nodes: list[onnx.NodeProto] = []
@@ -80,12 +86,14 @@ def in_bands(graph: Graph, most_bytes: int, shapes: KnownShapes) -> Graph:
 class _Finding:
     """Which runs are worth it."""
 
-    def __init__(self, graph: Graph, shapes: Shapes) -> None:
+    def __init__(self, graph: Graph, shapes: Shapes, *, can_align: bool) -> None:
         self._graph = graph
         self._shapes = shapes
+        self._can_align = can_align
         self._images = Images(graph.weights, shapes.sizes, shapes.axes)
         self.order = file_order(graph)
-        self._how = [self._images.row_wise(node) for node in graph.nodes]
+        learnt = {place: self._images.learn(graph.nodes[place]) for place in self.order}
+        self._how = [learnt[place] for place in range(len(graph.nodes))]
         self._row_wise = [self._names(place) for place in range(len(graph.nodes))]
         known = {name for names in self._row_wise for name in names}
         self._heights = {name: self._height(name) for name in known}
@@ -120,7 +128,9 @@ class _Finding:
         enough = [each for each in bands if each.peak_bytes <= most_bytes]
         if enough:
             return min(enough, key=lambda each: (each.bands, len(each.run.places)))
-        return min(bands, key=lambda each: each.peak_bytes, default=None)
+        least = min((each.peak_bytes for each in bands), default=0)
+        near = (each for each in bands if each.peak_bytes <= _near(each) * least)
+        return min(near, key=lambda each: each.bands, default=None)
 
     def _around(self, begin: int, position: int) -> Iterator[_Run]:
         """Runs with a node, between places in the order before which and behind which no other
@@ -156,8 +166,18 @@ class _Finding:
         edge = sum(self._sizes[name] for name in taken) + self._sizes[output]
         return _Run(places=places, output=output, edge_bytes=edge)
 
+    def _is_aligned(self, run: _Run) -> bool:
+        """Whether an input says how many rows there are, or nodes give several for one."""
+        spread = any(self.step(place).how.spreads > 1 for place in run.places)
+        return spread or bool(self._images.source(run.output))
+
     def _bands(self, run: _Run) -> Iterator[_Banded]:
         """In how many it may be computed, and what that takes."""
+        grid = None
+        if self._is_aligned(run):
+            grid = grid_of(self._steps(run)) if self._can_align else None
+            if grid is None:
+                return
         height = self._heights[run.output]
         whole = sum(self._sizes[self._graph.nodes[place].output[0]] for place in run.places)
         joined = 2 * self._sizes[run.output]
@@ -165,16 +185,24 @@ class _Finding:
             if 2 * bands > height:
                 return
             repeated = most = 0.0
-            for rows in parts(height, bands):
-                needed = self.needed(run, rows)
-                sizes = {name: self._row_bytes[name] * each.number for name, each in needed.items()}
+            for rows in self._band_rows(run, grid, bands):
+                sizes = {name: self._row_bytes[name] * each for name, each in rows.items()}
                 repeated += sum(sizes.values())
                 works = (sum(sizes[name] for name in self._row_wise[place]) for place in run.places)
                 most = max(most, *works)
             if repeated > _MOST_REPEATED * whole + run.edge_bytes:
                 return
             peak = max(run.edge_bytes + most, joined)
-            yield _Banded(run=run, bands=bands, peak_bytes=int(peak))
+            yield _Banded(run=run, grid=grid, bands=bands, peak_bytes=int(peak))
+
+    def _band_rows(self, run: _Run, grid: Grid | None, bands: int) -> Iterator[dict[str, int]]:
+        """How many rows each band has of all in a run and of what goes in."""
+        if grid is not None:
+            each = {name: grid.rows(name, self._heights, bands) for name in grid.scales}
+            yield from [each] * bands
+            return
+        for given in parts(self._heights[run.output], bands):
+            yield {name: rows.number for name, rows in self.needed(run, given).items()}
 
     def needed(self, run: _Run, rows: Rows) -> dict[str, Rows]:
         """The rows of all in a run, and of what goes in, that some rows of its output need."""
@@ -191,6 +219,9 @@ class _Finding:
     def banded(self, parting: Parting, found: _Banded) -> Iterator[onnx.NodeProto]:
         """The nodes that replace a run."""
         run, height = found.run, self._heights[found.run.output]
+        if found.grid is not None:
+            yield from aligned(parting, self._steps(run), found.grid, found.bands)
+            return
         joined = []
         for number, rows in enumerate(parts(height, found.bands)):
             band = _Band(self, parting, run, number, rows)
@@ -200,10 +231,13 @@ class _Finding:
         name = parting.name(last, found.bands)
         yield helper.make_node("Concat", joined, [run.output], name=name, axis=ROW_AXIS)
 
-    def node(self, place: int) -> tuple[onnx.NodeProto, RowWise]:
+    def step(self, place: int) -> Step:
         how = self._how[place]
         assert how is not None
-        return self._graph.nodes[place], how
+        return Step(self._graph.nodes[place], how)
+
+    def _steps(self, run: _Run) -> list[Step]:
+        return [self.step(place) for place in run.places]
 
     def height(self, name: str) -> int:
         return self._heights[name]
@@ -221,7 +255,7 @@ class _Finding:
         return self._row_wise[place][:-1]
 
     def _reads_whole(self, place: int) -> list[str]:
-        node, how = self.node(place)
+        node, how = self.step(place)
         return [name for each, name in enumerate(node.input) if each not in how.places]
 
     def _height(self, name: str) -> int:
@@ -258,7 +292,7 @@ class _Band:
 
     def nodes(self) -> Iterator[onnx.NodeProto]:
         for place in self._run.places:
-            source, how = self._finding.node(place)
+            source, how = self._finding.step(place)
             node = deepcopy(source)
             node.name = self._parting.name(source, self._number)
             rows = self._needed[source.output[0]]
@@ -268,7 +302,7 @@ class _Band:
                 node.input[each], slices = self._taken(name, how.needs(rows, height), height)
                 yield from slices
             if how.kernel > 1 or any(how.pads):
-                _pad(node, how.padded(rows, self._finding.height(source.input[how.places[0]])))
+                set_pads(node, how.padded(rows, self._finding.height(source.input[how.places[0]])))
             made = self._parting.fresh(f"{source.output[0]}.{self._number}")
             node.output[0] = self._names[source.output[0]] = made
             yield node
@@ -289,14 +323,11 @@ class _Band:
         return node.output[0], [node]
 
 
+def _near(found: _Banded) -> float:
+    return 1 if found.grid is None else _NEAR
+
+
 def parts(height: int, bands: int) -> list[Rows]:
     """So many rows in bands that are about as high."""
     ends = [height * band // bands for band in range(bands + 1)]
     return [Rows(*each) for each in pairwise(ends)]
-
-
-def _pad(node: onnx.NodeProto, pads: Pads) -> None:
-    """Say what is added to the rows of a band."""
-    kept = [each for each in node.attribute if each.name not in ("auto_pad", "pads")]
-    del node.attribute[:]
-    node.attribute.extend([*kept, helper.make_attribute("pads", pads)])

@@ -26,6 +26,8 @@ _MOST_MAKERS: Final = 4
 """One after the other."""
 _SLICES_BY_INPUTS: Final = 10
 """Before this opset, what a Slice takes is said by attributes."""
+_SAYS_PARTS: Final = 18
+"""From this opset on, a Split says of how many parts."""
 _AXES_FROM_THE_END: Final = 11
 """Before this opset, onnx infers nothing of a Concat whose axis counts from there."""
 
@@ -177,6 +179,26 @@ class Parting:
                 node.attribute.append(onnx.helper.make_attribute(key, [value]))
             else:
                 node.input.append(self.add_integers(f"{part}.{key}", [value]))
+        return node
+
+    @property
+    def can_slice_between(self) -> bool:
+        """Whether what is taken of a tensor may follow from what the model computes."""
+        return self._opset >= _SLICES_BY_INPUTS
+
+    def slice_between(self, name: str, start: str, end: str, axis: int) -> onnx.NodeProto:
+        """The node that takes what is between two places, of one element each, along an axis."""
+        part = self.fresh(f"{name}.{start}")
+        along = self.add_integers(f"{part}.axes", [axis])
+        called = unlike(part, self._names)
+        return onnx.helper.make_node("Slice", [name, start, end, along], [part], name=called)
+
+    def split(self, name: str, number: int) -> onnx.NodeProto:
+        """The node that takes so many equal parts of a list."""
+        parts = [self.fresh(f"{name}.{each}") for each in range(number)]
+        node = onnx.helper.make_node("Split", [name], parts, name=unlike(name, self._names))
+        if self._opset >= _SAYS_PARTS:
+            node.attribute.append(onnx.helper.make_attribute("num_outputs", number))
         return node
 
     def axis_of(self, name: str, axis: int) -> int:

@@ -208,6 +208,8 @@ class _Edges:
         return rows
 
     def _start(self, margin: Margin) -> str:
+        if not margin.before:
+            return self._first
         return self._from_zero(self._with("Sub", self._first, margin.before))
 
     def _end(self, margin: Margin) -> str:

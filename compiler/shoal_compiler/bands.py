@@ -15,7 +15,7 @@ an input says it, or nodes give several rows for one, the model computes where b
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
@@ -47,7 +47,7 @@ more nodes, and each is weighed where a model is cut."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """Nodes that follow one another. `edge_bytes` go in and come out."""
+    """Nodes of which the last one alone gives what others need. `edge_bytes` go in and come out."""
 
     places: Sequence[int]
     output: str
@@ -104,25 +104,34 @@ class _Finding:
             for name in names:
                 self._readers[name].add(place)
         self._given = {each.name for each in graph.outputs}
+        self._makers = {
+            name: place for place, node in enumerate(graph.nodes) for name in node.output
+        }
+        self._position = {place: position for position, place in enumerate(self.order)}
+        self._cones = {end: self._cone(end) for end in self.order if self._how[end] is not None}
+        self._ends: defaultdict[int, list[int]] = defaultdict(list)
+        for end, cone in self._cones.items():
+            for place in cone:
+                self._ends[place].append(end)
 
     def runs(self, most_bytes: int) -> list[_Banded]:
         """Those that work in more, from the first on; none has nodes of another."""
         found: list[_Banded] = []
-        begin = 0
-        for position, place in enumerate(self.order):
-            if position < begin or self._how[place] is None:
+        inside: set[int] = set()
+        for place in self.order:
+            if place in inside or self._how[place] is None:
                 continue
             if (works := self._works_in(place)) <= most_bytes:
                 continue
-            best = self._best(begin, position, most_bytes, works)
+            best = self._best(place, inside, most_bytes, works)
             if best is not None:
                 found.append(best)
-                begin = self.order.index(best.run.places[-1]) + 1
+                inside.update(best.run.places)
         return found
 
-    def _best(self, begin: int, position: int, most_bytes: int, works: int) -> _Banded | None:
+    def _best(self, place: int, inside: Set[int], most_bytes: int, works: int) -> _Banded | None:
         enough_bytes = works * _WORTH
-        runs = (each for each in self._around(begin, position) if each.edge_bytes < enough_bytes)
+        runs = (each for each in self._with(place, inside) if each.edge_bytes < enough_bytes)
         banded = chain.from_iterable(map(self._bands, runs))
         bands = [each for each in banded if each.peak_bytes < enough_bytes]
         enough = [each for each in bands if each.peak_bytes <= most_bytes]
@@ -132,37 +141,48 @@ class _Finding:
         near = (each for each in bands if each.peak_bytes <= _near(each) * least)
         return min(near, key=lambda each: each.bands, default=None)
 
-    def _around(self, begin: int, position: int) -> Iterator[_Run]:
-        """Runs with a node, between places in the order before which and behind which no other
-        begins. Each has one output, which its last node gives."""
-        first = self._reaching(position, begin - 1, -1)
-        last = self._reaching(position, len(self.order), 1)
-        for start in range(first, position + 1):
-            for end in range(position + 1, min(last + 1, start + _MOST_NODES) + 1):
-                if (run := self._run(self.order[start:end])) is not None:
-                    yield run
+    def _with(self, place: int, others: Set[int]) -> Iterator[_Run]:
+        """Runs with a node, and with none that are in others."""
+        for end in self._ends[place]:
+            cone = self._cones[end]
+            position = cone.index(place)
+            if not others.isdisjoint(cone[position:]):
+                continue
+            most = next((each + 1 for each in range(position, -1, -1) if cone[each] in others), 0)
+            for start in range(most, position + 1):
+                yield self._run(cone[start:])
 
-    def _reaching(self, position: int, end: int, step: int) -> int:
-        """The last position, from one on, to which all nodes work row by row."""
-        last = position
-        for each in range(position, end, step):
-            if self._how[self.order[each]] is None or abs(each - position) >= _MOST_NODES:
-                break
-            last = each
-        return last
+    def _cone(self, end: int) -> list[int]:
+        """Nodes that nothing reads but others of them, by rows, and of which one is the last: that
+        one alone gives what others need. In their order, so are the last ones of them by
+        themselves."""
+        cone = {end}
+        ahead = set(self._made_by(end))
+        while ahead and len(cone) < _MOST_NODES:
+            last = max(ahead, key=self._position.__getitem__)
+            ahead.remove(last)
+            if self._is_within(last, cone):
+                cone.add(last)
+                ahead.update(self._made_by(last))
+        return sorted(cone, key=self._position.__getitem__)
 
-    def _run(self, places: Sequence[int]) -> _Run | None:
-        inside, nodes = set(places), self._graph.nodes
-        output = nodes[places[-1]].output[0]
-        for place in places[:-1]:
-            name = nodes[place].output[0]
-            if name in self._given or not self._readers[name] <= inside:
-                return None
-        made = {nodes[place].output[0] for place in places}
+    def _made_by(self, place: int) -> Iterator[int]:
+        """The nodes that make what one reads by rows."""
+        for name in self._reads_rows(place):
+            if (maker := self._makers.get(name)) is not None:
+                yield maker
+
+    def _is_within(self, place: int, cone: Set[int]) -> bool:
+        name = self._graph.nodes[place].output[0]
+        if self._how[place] is None or name in self._given or self._graph.guards.get(name):
+            return False
+        readers = self._readers[name]
+        return readers <= cone and all(name not in self._reads_whole(each) for each in readers)
+
+    def _run(self, places: Sequence[int]) -> _Run:
+        output = self._graph.nodes[places[-1]].output[0]
+        made = {self._graph.nodes[place].output[0] for place in places}
         taken = {name for place in places for name in self._reads_rows(place) if name not in made}
-        whole = {name for place in places for name in self._reads_whole(place)}
-        if whole & made or any(self._graph.guards.get(name) for name in made):
-            return None
         edge = sum(self._sizes[name] for name in taken) + self._sizes[output]
         return _Run(places=places, output=output, edge_bytes=edge)
 

@@ -171,4 +171,4 @@ class _Level(NamedTuple):
 def _levels() -> list[_Level]:
     """Each for devices that can hold nothing of those before it. Of bands some rows are computed
     twice, so they come last."""
-    return [*map(_Level, SLICE_BYTES), *(_Level(most, most) for most in SLICE_BYTES[1:])]
+    return [*map(_Level, SLICE_BYTES), *(_Level(most, most) for most in SLICE_BYTES)]

@@ -253,11 +253,8 @@ class Images:
     def _resized(self, node: onnx.NodeProto) -> RowWise | None:
         """With scales that the model says, rows a whole number of times."""
         old, place = len(node.input) < _SIZES, min(_SIZES, len(node.input)) - 1
-        weight = self._weights.get(node.input[place])
-        if weight is None or any(node.input[_SIZES:]) or integers_of(node, "axes"):
-            return None
-        scales = [float(each) for each in numpy_helper.to_array(weight.loaded()).reshape(-1)]
-        if len(scales) != _IMAGE_AXES or scales[:ROW_AXIS] != [1, 1]:
+        scales = self._four_floats(node.input[place])
+        if any(node.input[_SIZES:]) or integers_of(node, "axes") or scales[:ROW_AXIS] != [1, 1]:
             return None
         if not scales[ROW_AXIS].is_integer() or (times := int(scales[ROW_AXIS])) < 2:
             return None
@@ -270,6 +267,15 @@ class Images:
             pads = (times + 1) // 2, 0, times // 2, 0
             return RowWise(places=(0,), kernel=2 * times, spreads=times, pads=pads)
         return None
+
+    def _four_floats(self, name: str) -> list[float]:
+        """What the model says of each axis of an image; empty: it does not."""
+        weight = self._weights.get(name)
+        if weight is None or list(weight.tensor.dims) != [_IMAGE_AXES]:
+            return []
+        if weight.tensor.data_type != onnx.TensorProto.FLOAT:
+            return []
+        return [float(each) for each in numpy_helper.to_array(weight.loaded())]
 
     def _kernel(self, node: onnx.NodeProto) -> list[int]:
         """Empty where it is not known."""

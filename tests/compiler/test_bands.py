@@ -266,10 +266,11 @@ def test_what_the_model_gives_or_others_read_ends_a_run(tmp_path: Path) -> None:
     assert pooled.input[0] == expanded
 
 
+@pytest.mark.parametrize("rows", [512, "rows"])
 def test_a_fragment_in_bands_takes_no_more_than_its_estimate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Image(3, 512, 512)
+    made = Image(3, rows, 512)
     expanded = made.add("Relu", made.convolved("x", 32, [3, 3], pads=[1] * 4))
     output = made.convolved(expanded, 4, [3, 3], pads=[1] * 4, strides=[2, 2])
     path, store, sizes = tmp_path / "model.onnx", tmp_path / "store", [1, 3, 512, 512]

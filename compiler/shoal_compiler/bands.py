@@ -109,21 +109,21 @@ class _Finding:
         }
         self._position = {place: position for position, place in enumerate(self.order)}
         self._cones = {end: self._cone(end) for end in self.order if self._how[end] is not None}
+        self._known: dict[tuple[int, int], list[_Banded]] = {}
         self._ends: defaultdict[int, list[int]] = defaultdict(list)
         for end, cone in self._cones.items():
             for place in cone:
                 self._ends[place].append(end)
 
     def runs(self, most_bytes: int) -> list[_Banded]:
-        """Those that work in more, from the first on; none has nodes of another."""
+        """Those that work in more, the neediest node's first; none has nodes of another."""
         found: list[_Banded] = []
         inside: set[int] = set()
-        for place in self.order:
-            if place in inside or self._how[place] is None:
+        works = {place: self._works_in(place) for place in self._cones}
+        for place in sorted(works, key=works.__getitem__, reverse=True):
+            if place in inside or works[place] <= most_bytes:
                 continue
-            if (works := self._works_in(place)) <= most_bytes:
-                continue
-            best = self._best(place, inside, most_bytes, works)
+            best = self._best(place, inside, most_bytes, works[place])
             if best is not None:
                 found.append(best)
                 inside.update(best.run.places)
@@ -132,7 +132,7 @@ class _Finding:
     def _best(self, place: int, inside: Set[int], most_bytes: int, works: int) -> _Banded | None:
         enough_bytes = works * _WORTH
         runs = (each for each in self._with(place, inside) if each.edge_bytes < enough_bytes)
-        banded = chain.from_iterable(map(self._bands, runs))
+        banded = chain.from_iterable(map(self._all_bands, runs))
         bands = [each for each in banded if each.peak_bytes < enough_bytes]
         enough = [each for each in bands if each.peak_bytes <= most_bytes]
         if enough:
@@ -191,6 +191,13 @@ class _Finding:
         spread = any(self.step(place).how.spreads > 1 for place in run.places)
         return spread or bool(self._images.source(run.output))
 
+    def _all_bands(self, run: _Run) -> Sequence[_Banded]:
+        """The same run may be one of several nodes'."""
+        key = run.places[0], run.places[-1]
+        if key not in self._known:
+            self._known[key] = list(self._bands(run))
+        return self._known[key]
+
     def _bands(self, run: _Run) -> Iterator[_Banded]:
         """In how many it may be computed, and what that takes."""
         grid = None
@@ -205,9 +212,9 @@ class _Finding:
             if 2 * bands > height:
                 return
             repeated = most = 0.0
-            for rows in self._band_rows(run, grid, bands):
+            for times, rows in self._band_rows(run, grid, bands):
                 sizes = {name: self._row_bytes[name] * each for name, each in rows.items()}
-                repeated += sum(sizes.values())
+                repeated += times * sum(sizes.values())
                 works = (sum(sizes[name] for name in self._row_wise[place]) for place in run.places)
                 most = max(most, *works)
             if repeated > _MOST_REPEATED * whole + run.edge_bytes:
@@ -215,14 +222,16 @@ class _Finding:
             peak = max(run.edge_bytes + most, joined)
             yield _Banded(run=run, grid=grid, bands=bands, peak_bytes=int(peak))
 
-    def _band_rows(self, run: _Run, grid: Grid | None, bands: int) -> Iterator[dict[str, int]]:
-        """How many rows each band has of all in a run and of what goes in."""
+    def _band_rows(
+        self, run: _Run, grid: Grid | None, bands: int
+    ) -> Iterator[tuple[int, dict[str, int]]]:
+        """How many rows bands have of all in a run and of what goes in, and how many bands have
+        so many."""
         if grid is not None:
-            each = {name: grid.rows(name, self._heights, bands) for name in grid.scales}
-            yield from [each] * bands
+            yield bands, {name: grid.rows(name, self._heights, bands) for name in grid.scales}
             return
         for given in parts(self._heights[run.output], bands):
-            yield {name: rows.number for name, rows in self.needed(run, given).items()}
+            yield 1, {name: rows.number for name, rows in self.needed(run, given).items()}
 
     def needed(self, run: _Run, rows: Rows) -> dict[str, Rows]:
         """The rows of all in a run, and of what goes in, that some rows of its output need."""

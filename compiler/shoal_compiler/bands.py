@@ -40,6 +40,12 @@ _MOST_REPEATED: Final = 2.0
 """As many times as the rows of a run may be computed, all bands together."""
 _WORTH: Final = 0.75
 """Of what the neediest node works in, for a run in bands."""
+_MOST_ADDED: Final = 1000
+"""Nodes of aligned bands in a graph, the neediest nodes' first: a cut weighs each."""
+_MANY: Final = 400
+"""Of those nodes: cuts go between bands then, as far as these are light."""
+_LIGHT: Final = 8
+"""Weights of a run take that many times less than what it works in, where a band stays whole."""
 _NEAR: Final = 1.1
 """Of the least that a node's runs work in: as good as that, with fewer bands. Aligned ones have
 more nodes, and each is weighed where a model is cut."""
@@ -63,6 +69,11 @@ class _Banded:
     bands: int
     peak_bytes: int
 
+    @property
+    def added(self) -> int:
+        """Nodes of aligned bands."""
+        return 0 if self.grid is None else self.bands * len(self.run.places)
+
 
 def in_bands(graph: Graph, most_bytes: int, shapes: KnownShapes) -> Graph:
     """The graph with the nodes that work in more than `most_bytes` in runs that are computed in
@@ -75,12 +86,28 @@ def in_bands(graph: Graph, most_bytes: int, shapes: KnownShapes) -> Graph:
     ends = {each.run.places[-1]: each for each in found}
     inside = {place for each in found for place in each.run.places}
     nodes: list[onnx.NodeProto] = []
+    together: set[str] = set()
+    are_many = sum(each.added for each in found) > _MANY
     for place in finding.order:
         if place in ends:
-            nodes.extend(finding.banded(parting, ends[place]))
+            band = list(finding.banded(parting, ends[place]))
+            nodes.extend(band)
+            if are_many and finding.is_light(ends[place]):
+                together.update(_within_bands(band))
         elif place not in inside:
             nodes.append(graph.nodes[place])
-    return replace(graph, nodes=tuple(nodes), weights=parting.weights)
+    return replace(graph, nodes=tuple(nodes), weights=parting.weights, together=frozenset(together))
+
+
+def _within_bands(nodes: Sequence[onnx.NodeProto]) -> Iterator[str]:
+    """What the nodes of aligned bands give, but those that a band begins with."""
+    whole = nodes[-1]
+    ends = {*whole.input, *whole.output}
+    return (
+        node.output[0]
+        for before, node in pairwise(nodes)
+        if before.output[0] not in ends and node.output[0] not in whole.output
+    )
 
 
 class _Finding:
@@ -119,14 +146,17 @@ class _Finding:
         """Those that work in more, the neediest node's first; none has nodes of another."""
         found: list[_Banded] = []
         inside: set[int] = set()
+        added = 0
         works = {place: self._works_in(place) for place in self._cones}
         for place in sorted(works, key=works.__getitem__, reverse=True):
             if place in inside or works[place] <= most_bytes:
                 continue
             best = self._best(place, inside, most_bytes, works[place])
-            if best is not None:
-                found.append(best)
-                inside.update(best.run.places)
+            if best is None or (best.added and added > _MOST_ADDED):
+                continue
+            found.append(best)
+            inside.update(best.run.places)
+            added += best.added
         return found
 
     def _best(self, place: int, inside: Set[int], most_bytes: int, works: int) -> _Banded | None:
@@ -185,6 +215,13 @@ class _Finding:
         taken = {name for place in places for name in self._reads_rows(place) if name not in made}
         edge = sum(self._sizes[name] for name in taken) + self._sizes[output]
         return _Run(places=places, output=output, edge_bytes=edge)
+
+    def is_light(self, found: _Banded) -> bool:
+        """Whether aligned bands are so small, with the weights of all nodes, that no cut need go
+        through one."""
+        read = {name for place in found.run.places for name in self._graph.reads[place]}
+        weights = (self._graph.weights[name].bytes for name in read & self._graph.weights.keys())
+        return found.grid is not None and sum(weights) * _LIGHT <= found.peak_bytes
 
     def _is_aligned(self, run: _Run) -> bool:
         """Whether an input says how many rows there are, or nodes give several for one."""

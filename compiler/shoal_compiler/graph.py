@@ -90,6 +90,9 @@ class Graph:
     guards: Mapping[str, tuple[Guard, ...]] = field(default_factory=dict)
     """The branches on which the maker of a tensor depends, from the outermost one on."""
 
+    together: frozenset[str] = frozenset()
+    """What nodes give before which no cut makes sense: they are small, and many."""
+
     @cached_property
     def labels(self) -> tuple[str, ...]:
         """How messages call the nodes; unique."""

@@ -149,7 +149,7 @@ class Profiler:
             operator=f"{node.domain}.{node.op_type}" if node.domain else node.op_type,
             source=index,
             role=self.roles[index],
-            joined=index in self.within_steps,
+            joined=index in self.within_steps or not self.graph.together.isdisjoint(node.output),
             inputs=tuple(name for name in reads if not self._is_constant(name)),
             outputs=tuple(filter(None, node.output)),
             weights=weights,

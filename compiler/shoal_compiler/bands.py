@@ -135,7 +135,7 @@ class _Finding:
             name: place for place, node in enumerate(graph.nodes) for name in node.output
         }
         self._position = {place: position for position, place in enumerate(self.order)}
-        self._cones = {end: self._cone(end) for end in self.order if self._how[end] is not None}
+        self._cones = {end: self._cone(end) for end in self.order if self._may_be_in_bands(end)}
         self._known: dict[tuple[int, int], list[_Banded]] = {}
         self._ends: defaultdict[int, list[int]] = defaultdict(list)
         for end, cone in self._cones.items():
@@ -202,9 +202,14 @@ class _Finding:
             if (maker := self._makers.get(name)) is not None:
                 yield maker
 
+    def _may_be_in_bands(self, place: int) -> bool:
+        """Whether it works row by row, in no branch."""
+        name = next(filter(None, self._graph.nodes[place].output), "")
+        return self._how[place] is not None and not self._graph.guards.get(name)
+
     def _is_within(self, place: int, cone: Set[int]) -> bool:
         name = self._graph.nodes[place].output[0]
-        if self._how[place] is None or name in self._given or self._graph.guards.get(name):
+        if name in self._given or not self._may_be_in_bands(place):
             return False
         readers = self._readers[name]
         return readers <= cone and all(name not in self._reads_whole(each) for each in readers)

@@ -263,7 +263,8 @@ class Images:
         to = text_of(node, "nearest_mode") or "round_prefer_floor"
         if mode == "nearest" and (old or (where, to) in _NEAREST):
             return _repeated(times)
-        if mode == "linear" and where == "half_pixel" and not old:
+        # Places between rows are floats: a band's are the very same for powers of two alone.
+        if mode == "linear" and where == "half_pixel" and not old and times.bit_count() == 1:
             pads = (times + 1) // 2, 0, times // 2, 0
             return RowWise(places=(0,), kernel=2 * times, spreads=times, pads=pads)
         return None

@@ -130,7 +130,7 @@ def test_an_image_of_any_size_gives_in_bands_what_it_gives_whole(
         assume(bands(source))
         profile = source.profile({"x": sizes})
         assert [name for name, each in profile.tensors.items() if each.sizes is None] == []
-        cut = Cut(source, profile, Layout(profile).legal[::7])
+        cut = Cut(source, profile, Layout(profile).legal[::60])
         cut.write(store)
         for rows in (sizes[2], *others):
             feeds = item([*sizes[:2], rows, sizes[3]])
@@ -239,3 +239,14 @@ def test_malformed_scales_are_left_to_the_runtime(scales: np.ndarray[Any, Any]) 
     node = helper.make_node("Resize", ["x", "", "w"], ["y"], **WAYS[0])
     sizes = {"x": (1, 2, 32, 16), "y": (1, 2, 64, 16)}
     assert Images({"w": weight}, sizes, sizes.get).row_wise(node) is None
+
+
+@pytest.mark.parametrize(("times", "is_taken"), [(2, True), (3, False), (4, True)])
+def test_rows_between_others_are_made_in_bands_where_their_places_are_exact(
+    times: int, is_taken: bool
+) -> None:
+    """A third of a row is rounded otherwise far down an image than at the top of a band."""
+    scales = Weight(numpy_helper.from_array(np.array([1, 1, times, 1], np.float32), "w"), None)
+    node = helper.make_node("Resize", ["x", "", "w"], ["y"], mode="linear")
+    sizes = {"x": (1, 2, 32, 16), "y": (1, 2, 32 * times, 16)}
+    assert (Images({"w": scales}, sizes, sizes.get).row_wise(node) is not None) == is_taken

@@ -171,7 +171,10 @@ class _Edges:
         self._label = f"{steps[-1].output}.rows"
         self._known: dict[tuple[str, ...], str] = {}
         self._split: dict[str, Sequence[str]] = {}
-        rows = self._rows(steps, grid.coarsest)
+        # Of what a run gives: what it takes may have more, of which a kernel finds no whole row.
+        scale = grid.scales[steps[-1].output]
+        given = self._with("Add", self._rows(steps), scale - 1)
+        rows = self._with("Div", given, scale)
         numbers = range(bands + 1)
         self._first, self._last = (
             self._with("Div", self._with("Mul", rows, *each), bands)
@@ -190,10 +193,10 @@ class _Edges:
             start, end = (self._made("Sub", each, self._start(there)) for each in (start, end))
         return self._of(start, scale, number), self._of(end, scale, number)
 
-    def _rows(self, steps: Sequence[Step], coarsest: str) -> str:
-        """How many an image has, from those of one outside of the run."""
+    def _rows(self, steps: Sequence[Step]) -> str:
+        """How many a run gives, from those of an image outside of it."""
         makers = {step.output: step for step in steps}
-        name, passed = coarsest, []
+        name, passed = steps[-1].output, []
         while (step := makers.get(name)) is not None:
             passed.append(step.how)
             name = step.reads[0]
@@ -213,12 +216,11 @@ class _Edges:
         return self._from_zero(self._with("Sub", self._first, margin.before))
 
     def _end(self, margin: Margin) -> str:
-        """Behind a row at least, of an image with fewer rows than bands: convolutions take none
-        without."""
-        if margin.behind:
-            return self._with("Add", self._last, margin.behind)
+        """As if each band gave a row at least, of an image with fewer rows than bands: kernels take
+        no image that is shorter than they are."""
         more = self._with("Sub", self._made("Sub", self._last, self._first), 1)
-        return self._with("Add", self._made("Add", self._first, self._from_zero(more)), 1)
+        row = self._with("Add", self._made("Add", self._first, self._from_zero(more)), 1)
+        return self._with("Add", row, margin.behind)
 
     def _of(self, edge: str, scale: int, number: int) -> str:
         name = self._with("Mul", edge, scale)

@@ -158,6 +158,22 @@ def test_an_image_may_have_fewer_rows_than_there_are_bands(rows: int, tmp_path: 
     np.testing.assert_allclose(got, given(run_whole(path, feeds), output), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [9, 10, 48, 64, 65])
+def test_no_band_begins_where_kernels_find_no_whole_row(rows: int, tmp_path: Path) -> None:
+    made = Image(2, "rows", 16)
+    wide = made.add("Relu", made.convolved("x", 48, [5, 1]))
+    output = made.convolved(wide, 2, [5, 1])
+    path, store = tmp_path / "model.onnx", tmp_path / "store"
+    made.save(path, output)
+    source = in_bands(path, [1, 2, 64, 16])
+    assert sum(node.op_type == "Relu" for node in source.graph.nodes) > 5
+    cut = Cut(source, source.profile({"x": [1, 2, 64, 16]}), ())
+    cut.write(store)
+    feeds = item([1, 2, rows, 16])
+    got = given(run_chained(store, cut.document, feeds), output)
+    np.testing.assert_allclose(got, given(run_whole(path, feeds), output), rtol=0, atol=1e-5)
+
+
 def test_what_stands_between_others_is_in_bands_with_what_reads_it(tmp_path: Path) -> None:
     """Like a pyramid: what is large is made first, and added to what is made large at the end."""
     made = Image(4, "rows", 16)

@@ -4,7 +4,7 @@ That is all that a search for a number of fragments asks for, and replaying the 
 the time that a segment takes to grow (`segments.Growing`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final, Self
 
@@ -38,6 +38,7 @@ class Counting:
     _axes: set[str] = field(default_factory=set)
     _shapes: set[str] = field(default_factory=set)
     _constants: set[int] = field(default_factory=set)
+    _again: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.end = self.start
@@ -83,13 +84,21 @@ class Counting:
                 self._shapes.add(name)
                 self.incoming_bytes += self._size(name)
                 # Whether it is sent or made again is known at the end: count both.
-                for position in self._chain(name, available=None) or ():
+                for position in self._made_again(name):
                     self._run(position)
         elif name not in self._takes:
             self._takes.add(name)
             self._axes |= symbols(profile.tensors[name].spec)
             self.incoming_bytes += self._size(name)
             self._took(name)
+
+    def _made_again(self, name: str) -> set[int]:
+        """The nodes before `start` that make a SHAPE tensor, but for those that other tensors need
+        as well, and that were given before."""
+        chain = self._chain(name, available=None, known=self._again)
+        assert chain is not None, "everything is available"
+        self._again |= chain
+        return chain
 
     def _constant(self, position: int) -> None:
         waiting = [position]
@@ -133,8 +142,11 @@ class Counting:
         self.unknown_sizes |= size is None
         return size or 0
 
-    def _chain(self, name: str, available: set[str] | None) -> set[int] | None:
-        """The nodes before `start` that make a SHAPE tensor again, given what is available.
+    def _chain(
+        self, name: str, available: Set[str] | None, known: Set[int] = frozenset()
+    ) -> set[int] | None:
+        """The nodes before `start` that make a SHAPE tensor again, given what is available, and
+        what `known` ones make.
 
         None: something is not available. With `available` None everything is. The CONSTANT nodes
         that they need are added here and now.
@@ -152,7 +164,7 @@ class Counting:
             elif maker is None or role is not Role.SHAPE:
                 if available is not None and needed not in available:
                     return None
-            elif maker not in chain:
+            elif maker not in chain and maker not in known:
                 chain.add(maker)
                 waiting.extend(self.layout.profile.nodes[maker].inputs)
         return chain

@@ -27,10 +27,10 @@ from shoal_cli.local.known_cuts import VERSION, find_base, find_known, inputs_at
 from shoal_cli.local.sampled_inputs import depends_on_inputs
 from shoal_cli.local.steps import Json, Progress, run_step, serve
 from shoal_compiler.errors import ModelRefused
-from shoal_planner.advice import advise, in_words
+from shoal_planner.advice import advise, in_words, largest
 from shoal_planner.devices import PoolDevice
-from shoal_planner.outcome import Rejected
-from shoal_planner.profile import Profile
+from shoal_planner.outcome import Plan, Rejected
+from shoal_planner.placement import plan_without_alternatives
 from shoal_protocol.choices import Objective
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.fragment_store import FragmentStore
@@ -151,7 +151,6 @@ def cut_into_store(
     suited = suit_inputs(order, model, base)
     source = _source(order, suited)
     answer: dict[str, object] = {
-        "advice": _advice(order, suited.profile, suited.choices[-1]),
         "files": files,
         "rest": suited.rest,
     }
@@ -168,8 +167,10 @@ def cut_into_store(
         replace_file(lost, json.dumps(base.rejected).encode())
         replace_file(path.with_name("source.json"), json.dumps(source).encode())
         answer["rejected"] = base.rejected
-    count = len(document_from_json(path.read_bytes()).fragments)
-    answer["note"] = "; ".join(filter(None, (suited.note, many_fragments(order, suited, count))))
+    document = document_from_json(path.read_bytes())
+    answer["advice"] = _advice(order, suited, document)
+    many = many_fragments(order, suited, len(document.fragments))
+    answer["note"] = "; ".join(filter(None, (suited.note, many)))
     depends = depends_on_inputs(order, inputs_of_model) or are_counted(asked)
     remember(path, asked, inputs if depends else None, answer, base)
     return {"warm": warm, **answer}
@@ -189,10 +190,16 @@ def _source(order: CutOrder, suited: Suited) -> Json:
     return source
 
 
-def _advice(order: CutOrder, profile: Profile, cuts: tuple[int, ...]) -> str:
-    """Where a fragment fits no budget: what would."""
-    most = max((device.budget_bytes for device in order.devices), default=0)
-    found = advise(profile, cuts, most) if most else None
+def _advice(order: CutOrder, suited: Suited, document: PartitionDocument) -> str:
+    """What would fit, where a fragment fits no budget, and devices cannot hold it otherwise. It
+    takes a search to know."""
+    profile, cuts = suited.profile, suited.choices[-1]
+    most = max((device.budget_bytes for device in order.devices), default=None)
+    if most is None or largest(profile, cuts) <= most:
+        return ""
+    if isinstance(plan_without_alternatives(document, order.devices, order.goal), Plan):
+        return ""
+    found = advise(profile, cuts, most)
     return "" if found is None else in_words(found)
 
 

@@ -7,7 +7,7 @@ from operator import is_
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal_compiler.bands import in_bands
+from shoal_compiler.bands import Bands
 from shoal_compiler.branches import find_guards, open_branches
 from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.order import choose_order, roles
@@ -34,12 +34,14 @@ class Source:
     """A model's files, checked, and its graph: read once, however often it is profiled and cut.
     `slicing`: how fine the parts are that its layers are in; `find_shapes` gives those of
     tensors, as far as they are known, for the inputs that it is `fitted_to` (sizes that items were
-    seen to have are the second). `weight_digests` are remembered from one cut to the next."""
+    seen to have are the second), and `bands` the graph in bands for them. `weight_digests` are
+    remembered from one cut to the next."""
 
     model: CheckedModel
     whole: Graph
     find_digests: Callable[[], Mapping[Path, Digest]]
     find_shapes: KnownShapes
+    bands: Bands
     slicing: int = 0
     fitted_to: tuple[Mapping[str, Sequence[int]], Sizes] = ({}, {})
     weight_digests: Digests = field(default_factory=dict)
@@ -51,13 +53,14 @@ class Source:
         graph = open_branches(set_apart(normalise(model)))
         whole = outputs_apart(gather_first(pick_weights(graph)))
         shapes = cache(partial(_shapes, whole, {}, None))
-        return cls(model, whole, cache(partial(_digests, model)), shapes)
+        return cls(model, whole, cache(partial(_digests, model)), shapes, Bands(whole, shapes))
 
     def fitted(self, shapes: Mapping[str, Sequence[int]], seen: Sizes | None = None) -> "Source":
         """The same model, whose layers are parted for inputs of these shapes, and sizes that items
         were seen to have (`profile`)."""
         found = cache(partial(_shapes, self.whole, shapes, seen))
-        return replace(self, find_shapes=found, fitted_to=(shapes, seen or {}))
+        bands = Bands(self.whole, found)
+        return replace(self, find_shapes=found, bands=bands, fitted_to=(shapes, seen or {}))
 
     @cached_property
     def graph(self) -> Graph:
@@ -70,7 +73,7 @@ class Source:
     def banded(self) -> Graph:
         """The graph with runs of nodes that work in much in bands; `whole`: there are none."""
         most = self._level.works_in_bytes
-        return self.whole if most is None else in_bands(self.whole, most, self.find_shapes)
+        return self.whole if most is None else self.bands.within(most)
 
     @property
     def _level(self) -> "_Level":

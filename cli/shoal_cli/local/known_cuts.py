@@ -26,7 +26,7 @@ from shoal_protocol.durable_files import replace_file
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import document_from_json
 
-VERSION: Final = 19
+VERSION: Final = 20
 """Of what is recorded of cuts: one made before may have estimates too low, or turns for nothing."""
 _RECORD: Final = "order.json"
 Inputs: TypeAlias = dict[str, list[int]]

@@ -81,11 +81,19 @@ class Grants:
         return tuple(map(Bytes, granted.values()))
 
     def _sums_in_turn(self, room: Room) -> list[int]:
-        return sums_of([paged_bytes(each, _in_turn(each, room)) for each in self._fragments])
+        paged = [0] * len(self._fragments)
+        for each in self._in_parts:
+            paged[each.index] = paged_bytes(each, _in_turn(each, room))
+        return sums_of(paged)
 
     @cached_property
     def _largest(self) -> Maxima:
         return Maxima([each.resident_bytes for each in self._fragments])
+
+    @cached_property
+    def _in_parts(self) -> Sequence[Fragment]:
+        """Those that need less in blocks than as a whole: no others read weights again."""
+        return [each for each in self._fragments if each.least_bytes < each.resident_bytes]
 
     @cached_property
     def _places(self) -> list[int]:

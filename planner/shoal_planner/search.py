@@ -230,17 +230,21 @@ def _order(label: Label, goal: Goal) -> tuple[object, ...]:
 
 
 def spans_of(question: Question) -> Iterator[Span]:
-    """The spans that some device can serve, by end, then by start."""
+    """The spans that some device can serve, and others what is around it, if there are so many: by
+    end, then by start."""
     # Of devices that differ in budget only, the roomiest can serve whatever the others can.
     kinds: dict[tuple[bool, int | None], PoolDevice] = {}
     for device in sorted(question.pool, key=lambda each: each.budget_bytes):
         kinds[device.single, device.cache_bytes] = device
-    roomiest, first = list(kinds.values()), 0
-    for end in range(1, question.costs.count + 1):
+    roomiest, first, count = list(kinds.values()), 0, question.costs.count
+    for end in range(1, count + 1):
         while first < end and all(question.outgrows(Span(first, end), each) for each in roomiest):
             first += 1  # nor is there a device for what begins there and has more
         every = (Span(start, end) for start in range(first, end))
-        yield from (span for span in every if any(question.fits(span, each) for each in roomiest))
+        for span in every:
+            others = (span.start > 0) + (span.end < count)  # that serve what is around it, at least
+            if others < len(question.pool) and any(question.fits(span, each) for each in roomiest):
+                yield span
 
 
 def classes_of(question: Question) -> list[DeviceClass]:

@@ -88,9 +88,10 @@ def test_what_is_wished_of_a_long_chain_is_found_in_as_many_steps_as_of_a_short_
 
 
 def steps_to_find_spans(fragments: int) -> int:
-    """On a device that holds three fragments at once."""
+    """On devices that hold three fragments at once."""
     costs = Costs(partition([10**9] * fragments, [20 * MIB] * fragments))
-    question = Question(costs=costs, pool=[device("a", 70 * MIB)], goal=Goal(Objective.LATENCY))
+    pool = [device(name, 70 * MIB) for name in "abc"]
+    question = Question(costs=costs, pool=pool, goal=Goal(Objective.LATENCY))
     expected = 3 * fragments - 3
     assert len(list(spans_of(question))) == expected
     return steps_of(lambda: list(spans_of(question)))
@@ -129,17 +130,29 @@ def questions(draw: st.DrawFn) -> tuple[PartitionDocument, list[PoolDevice]]:
 
 
 @given(questions(), st.booleans())
-def test_all_spans_are_found_that_some_device_can_serve(
+def test_all_spans_are_found_that_some_device_can_serve_beside_others_around_it(
     question: tuple[PartitionDocument, list[PoolDevice]], reloading: bool
 ) -> None:
     document, pool = question
     asked = Question(
         costs=Costs(document), pool=pool, goal=Goal(Objective.LATENCY), reloading=reloading
     )
-    ends = range(1, len(document.fragments) + 1)
-    every = [Span(start, end) for end in ends for start in range(end)]
+    count = len(document.fragments)
+    every = [Span(start, end) for end in range(1, count + 1) for start in range(end)]
     able = [span for span in every if any(serves(document, span, at, reloading) for at in pool)]
-    assert list(spans_of(asked)) == able
+    devices = [1 + (span.start > 0) + (span.end < count) for span in able]
+    expected = [span for span, least in zip(able, devices, strict=True) if least <= len(pool)]
+    assert list(spans_of(asked)) == expected
+
+
+@pytest.mark.parametrize(("devices", "spans"), [(1, 1), (2, 2 * 600 - 1)])
+def test_of_few_devices_no_span_is_weighed_that_leaves_them_too_few(
+    devices: int, spans: int
+) -> None:
+    pool = [device(str(index), 70 * MIB) for index in range(devices)]
+    goal = Goal(Objective.LATENCY)
+    asked = Question(costs=Costs(chain(600)), pool=pool, goal=goal, reloading=True)
+    assert len(list(spans_of(asked))) == spans
 
 
 def serves(document: PartitionDocument, span: Span, on: PoolDevice, reloading: bool) -> bool:

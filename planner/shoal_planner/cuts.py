@@ -18,9 +18,10 @@ Then the leftmost. `chains` has these passes.
 Time grows with the number of positions times the number of nodes. So of a long model only
 `MOST_POSITIONS` positions are tried, fewer where that would be more than `MOST_STEPS` steps: of
 those that part the cost alike to within that fraction of the whole, the one over which the fewest
-bytes cross. If no cut at these satisfies the request, or one whose fragments reach over few of them
-each, so that it may have more fragments than need be, eight times as many are tried, up to all: the
-limit is then so low that each search ends after a small part of the model.
+bytes cross. If no cut at these satisfies the request, eight times as many are tried, up to all. If
+one does, whose fragments reach over few of them each, so that it may have more fragments than need
+be, as many are tried as it takes. The limit is so low then that each search ends after a small part
+of the model.
 """
 
 from bisect import bisect_left
@@ -49,6 +50,7 @@ FINE: Final = 8
 """A fragment reaches over so many of the positions tried, or more of them are tried: of a fragment
 over eight, an eighth at most is lost to where it could not end."""
 MOST_POSITIONS: Final = 500
+_FINER: Final = 8
 LEAST_POSITIONS: Final = 32
 MOST_STEPS: Final = 600_000
 """Nodes that the search visits at most, at its first try; it visits a node once per position."""
@@ -146,7 +148,7 @@ def _search(layout: Layout, request: CutRequest) -> _Found | Refusal:
             return found
         if is_finest:
             return _over_limit(layout, table, request)
-        tried *= 8
+        tried = tried * _FINER if found is None else _finer(tried, found)
 
 
 def _need(layout: Layout, limit: int) -> int:
@@ -171,6 +173,12 @@ def _is_coarse(found: _Found, request: CutRequest) -> bool:
     of them only, and ends well before the limit. Then a search in more of them is short, too."""
     few = len(found.positions) < FINE * (len(found.starts) - 1)
     return few and request.fragments is None
+
+
+def _finer(tried: int, found: _Found) -> int:
+    """How many positions to try in place of so many, with which too few were found."""
+    enough = FINE * (len(found.starts) - 1)
+    return max(2 * tried, tried * enough // len(found.positions) * (_FINER + 1) // _FINER)
 
 
 def _best(found: _Found) -> tuple[int, ...]:
@@ -270,8 +278,8 @@ def _table(
         assert fragments is not None
         return even_table(layout, positions, fragments)
     if fragments is None:
-        return Limited(layout, positions, _resident, limit, excused).shortest()
-    return Limited(layout, positions, share(layout.profile), limit, excused).table()
+        return Limited(layout, positions, limit, excused=excused).shortest()
+    return Limited(layout, positions, limit, share(layout.profile), excused).table()
 
 
 def _over(layout: Layout, request: CutRequest) -> frozenset[tuple[int, int]]:
@@ -362,7 +370,7 @@ def smallest_limit_of(layout: Layout, fragments: int) -> int:
     request = CutRequest(fragments=fragments, max_bytes=need)
     inner = thinned(Growing(layout, 0), _resident, _first_tried(layout, request))
     positions = (0, *inner, len(layout.profile.nodes))
-    table = Limited(layout, positions, _resident, need).table()
+    table = Limited(layout, positions, need).table()
     least = smallest_largest(table, starts_of(table, fragments))
     return need if least is None else least
 

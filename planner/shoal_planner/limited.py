@@ -17,12 +17,13 @@ from shoal_planner.segments import FIXED_BYTES, Growing, Layout
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """Between these positions; those that are `excused` may be over the limit."""
+    """Between these positions; those that are `excused` may be over the limit. The `cost` of one is
+    what it needs, unless another is asked for."""
 
     layout: Layout
     positions: Sequence[int]
-    cost: Callable[[Growing], int]
     limit: int
+    cost: Callable[[Growing], int] | None = None
     excused: Collection[tuple[int, int]] = ()
     _rows: dict[int, list[Candidate]] = field(default_factory=dict)
 
@@ -68,10 +69,11 @@ class Limited:
         growing = Growing(self.layout, position)
         for end in range(start + 1, len(self.positions)):
             growing.grow_to(self.positions[end])
-            is_excused = (position, self.positions[end]) in self.excused
-            if growing.least_bytes > self.limit and not is_excused:
+            need = growing.resident_bytes
+            if need <= self.limit or (position, self.positions[end]) in self.excused:
+                cost = need if self.cost is None else self.cost(growing)
+                row.append(Candidate(end, cost, growing.incoming_bytes))
+            elif growing.least_bytes > self.limit:
                 break
-            if is_excused or growing.resident_bytes <= self.limit:
-                row.append(Candidate(end, self.cost(growing), growing.incoming_bytes))
         self._rows[start] = row
         return row

@@ -12,7 +12,7 @@ from shoal_planner.segments import Growing, Layout
 
 def limited(layout: Layout, limit: int) -> Limited:
     positions = (0, *layout.legal, len(layout.profile.nodes))
-    return Limited(layout, positions, lambda growing: growing.resident_bytes, limit)
+    return Limited(layout, positions, limit)
 
 
 def fewest(table: Table) -> list[list[Candidate]]:

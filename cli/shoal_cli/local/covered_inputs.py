@@ -109,7 +109,7 @@ def _smaller_first(
     if not order.smaller_first or order.seen or not order.is_free or len(envelopes) == 1:
         return of_most
     of_most, slow = weighed(order, of_most)
-    if not isinstance(slow, Plan) or is_at_once(slow):
+    if not isinstance(slow, Plan) or is_at_once(slow) or not _may_pay(order, inputs, slow):
         return of_most
     found: tuple[Suited, Plan, Shapes] | None = None
     low, high = 0, len(envelopes) - 1
@@ -129,8 +129,7 @@ def _smaller_first(
     beyond = inputs.beyond(envelope)
     named = frozenset(beyond)
     larger = sum(file.items for file in inputs.files if file.name in named)
-    tried = larger * _TRIED_NANOSECONDS // max(1, len(order.devices))
-    if (len(inputs) - larger) * _gain(slow, quick) < _AGAIN_NANOSECONDS + tried:
+    if not _pays(order, len(inputs), larger, _gain(slow, quick)):
         return of_most
     return replace(suited, rest=True, note=_afterwards(order, beyond, slow))
 
@@ -143,6 +142,19 @@ def _afterwards(order: CutOrder, files: Sequence[str], slow: Plan) -> str:
         f"{order.name}: {listed(files, _NAMED_FILES)} {verb} larger than this cut is for; what "
         f"does not fit runs afterwards, in another, of {fragments}, {why}"
     )
+
+
+def _may_pay(order: CutOrder, inputs: InputSet, slow: Plan) -> bool:
+    """Whether it is worth looking for one: it would pay if one item were larger, and the others
+    took no time."""
+    return _pays(order, len(inputs), 1, slow.period_nanoseconds or 0)
+
+
+def _pays(order: CutOrder, items: int, larger: int, gain: int) -> bool:
+    """Whether a cut without the larger items is worth having, where others come faster by so many
+    nanoseconds each."""
+    tried = larger * _TRIED_NANOSECONDS // max(1, len(order.devices))
+    return (items - larger) * gain >= _AGAIN_NANOSECONDS + tried
 
 
 def _gain(slow: Plan, quick: Plan) -> int:

@@ -13,6 +13,7 @@ from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.test_preparation import AMPLE, MIB, Bench, mapped_bytes
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
 from shoal_agent.runtime import mapped_pages, onnx_runtime
+from shoal_agent.runtime.beside_arena import weights_to_come
 from shoal_agent.runtime.block_fragment import BlockFragment
 from shoal_agent.runtime.external_data import align
 from shoal_agent.runtime.failures import Stopper
@@ -53,6 +54,21 @@ async def test_blocks_are_prepared_too_and_their_pages_dropped(
         # Where a huge page lies, by chance, over the border of what is kept, all of it is dropped.
         assert kept - HUGE_PAGE_BYTES < mapped[0] <= kept
         assert mapped[1] == 0
+    runtime.close("blocks")
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_before_a_trial_what_a_block_streams_is_to_come_beside_what_all_keep(
+    tmp_path: Path, kept: int
+) -> None:
+    """Of 8 matrices of 1 MiB each, all of which work with as little."""
+    made = write_fragment(tmp_path, dense_model([512] * 9), 16 * MIB, InBlocks(8))
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=AMPLE)
+    runtime.open("blocks", made.folder, made.least_bytes + kept * MIB)
+    fragment = runtime._open["blocks"]
+    assert isinstance(fragment, BlockFragment)
+    assert fragment.streamed_at_most_work == MIB
+    assert kept * MIB < weights_to_come(fragment) - MIB // 2 <= (kept + 1) * MIB
     runtime.close("blocks")
 
 

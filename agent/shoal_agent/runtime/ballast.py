@@ -144,14 +144,17 @@ class Ballast:
         raise Exceeded(str(first), max(first.peak_bytes, taken_bytes, limit_bytes + 1))
 
     def _left(self, room: Room, size_bytes: int) -> int:
-        """For the arena, of so many bytes; but no less than is planned. Blocks stream weights
-        besides, and their arena comes in huge pages: they have what is left."""
+        """For the arena, of so many bytes; but no less than is planned. Of blocks, that is with the
+        arena's table: they stream weights as well, and what they touch of an arena with more room
+        would come on top of those."""
         left_bytes = self._most(room, size_bytes - OTHERS_BYTES)
-        left_bytes = max(0, left_bytes - max(room.beside_bytes, left_bytes // SCRATCH_SHARE))
+        left_bytes -= max(room.beside_bytes, left_bytes // SCRATCH_SHARE)
         if room.in_blocks:
-            return left_bytes
-        planned_bytes = room.certain_bytes - room.used_bytes - room.coming_bytes
-        return max(left_bytes, planned_bytes - room.weight_bytes - room.beside_bytes)
+            planned_bytes = self._most(room, room.certain_bytes)
+        else:
+            planned_bytes = room.certain_bytes - room.used_bytes - room.coming_bytes
+            planned_bytes -= room.weight_bytes
+        return max(0, left_bytes, planned_bytes - room.beside_bytes)
 
     def _most(self, room: Room, size_bytes: int) -> int:
         """What the arena may have of so many bytes, with its table, beside all that is known to

@@ -58,11 +58,10 @@ class Beside:
 
 
 def weights_to_come(fragment: BlockFragment | WholeFragment) -> int:
-    """Of the weights that a run keeps in memory, those that are not there yet. What of them a block
-    streams is not told: the one with most weights need not be the one that works with most. Raises
-    `OSError`."""
+    """Of the weights that a run has in memory while it works with the most, those that are not
+    there yet."""
     if isinstance(fragment, BlockFragment):
-        size_bytes = fragment.kept_bytes
+        size_bytes = fragment.kept_bytes + fragment.streamed_at_most_work
     else:  # what is prepared may have them twice, and a run reads one of both
         size_bytes = min(fragment.weights_at_once(), fragment.weight_bytes)
     with suppress(OSError):  # a hardened container

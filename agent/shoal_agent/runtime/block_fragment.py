@@ -57,11 +57,14 @@ from shoal_agent.runtime.open_block import (
 )
 from shoal_agent.runtime.sessions import OpenSession
 from shoal_agent.runtime.table_rows import TableRows
+from shoal_protocol.blocks import arena_beside
 from shoal_protocol.tensors import Array
 
 _UNREAD_BYTES: Final = 64 << 10
 """A block that maps so much more than it reads, and an eighth, has a table of which it reads rows:
 less is the ends of pages."""
+_NEARLY: Final = 8
+"""Blocks that work with less than the neediest by one part in so many may do with as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +277,16 @@ class BlockFragment:
         """Weights that a run keeps by its plan, from one block to the next."""
         plans = (self._warm, self._cold or self._warm)
         return max(sum(each.plan.kept_bytes) for each in plans)
+
+    @property
+    def streamed_at_most_work(self) -> int:
+        """Of weights, what such a run has in memory besides while a block works with the most, or
+        nearly. The one with most weights need not be one of those."""
+        blocks, kept = self._parts.blocks, self._warm.plan.kept_bytes
+        beside = arena_beside(blocks)
+        least = max(beside) * (_NEARLY - 1) // _NEARLY
+        sizes = (block.weight_bytes - size for block, size in zip(blocks, kept, strict=True))
+        return max(size for size, work in zip(sizes, beside, strict=True) if work >= least)
 
     def weights_at_once(self) -> int:
         """Of weights, what such a run has in memory at most: those of a block, and of tables what
